@@ -1,0 +1,89 @@
+"""The contract of every operator: schema, fake, argument check, and the one way to register a kernel.
+
+PyTorch runs neither schema checks nor fakes on real calls, so `register` puts the operator's argument check in front
+of each kernel. A family module (`fourbit`, `blockwise`, `int8`, `optim`) calls `define` once per operator.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+import warnings
+
+import torch
+
+NAMESPACE = "bitsandbytes"
+
+# Kept alive for the life of the process: PyTorch forgets a library's operators when the object dies.
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+_check_of: dict[str, Callable[..., None]] = {}
+
+#: operator -> dispatch key -> name of the implementation, as registered. Read by `python -m bitsandbytes`.
+implementations: dict[str, dict[str, str]] = defaultdict(dict)
+
+#: Dispatch keys of the devices that the package supports on purpose; any other device runs with a warning.
+SUPPORTED_KEYS = ("CPU", "PrivateUse1")
+
+
+def define(schema: str, check: Callable[..., None], fake: Callable[..., Any]) -> None:
+    """Declare an operator.
+
+    Args:
+        schema: Operator name and signature in PyTorch's schema language, without namespace.
+        check: Takes the operator's arguments and raises on the first bad one. It looks at metadata only.
+        fake: Takes the operator's arguments and returns empty tensors of the result's shapes and dtypes.
+    """
+    name = schema[: schema.index("(")]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _check_of[name] = check
+
+    def checked_fake(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return fake(*args, **kwargs)
+
+    torch.library.register_fake(f"{NAMESPACE}::{name}", checked_fake, lib=_library)
+
+
+def register(op: str, kernel: Callable[..., Any], key: str, implementation: str) -> None:
+    """Register a kernel of operator `op` under a dispatch key (such as "CPU"), behind the operator's argument check."""
+    check = _check_of[op]
+
+    def checked_kernel(*args: Any, **kwargs: Any) -> Any:
+        check(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    _library.impl(op, checked_kernel, key)
+    implementations[op][key] = implementation
+
+
+def register_reference(op: str, kernel: Callable[..., Any]) -> None:
+    """Register the reference implementation of `op` for every device.
+
+    Supported devices get it as it is. All others reach it through the composite key, which says once per device type
+    that no faster implementation exists: nothing falls back silently.
+    """
+    for key in SUPPORTED_KEYS:
+        register(op, kernel, key, "default")
+
+    def announced_kernel(*args: Any, **kwargs: Any) -> Any:
+        warn_reference_only(next(a for a in args if isinstance(a, torch.Tensor)).device.type)
+        return kernel(*args, **kwargs)
+
+    register(op, announced_kernel, "CompositeExplicitAutograd", "default")
+
+
+_announced: set[str] = set()
+
+
+def warn_reference_only(device_type: str) -> None:
+    """Warn, once per process and device type, that operators run on the PyTorch reference."""
+    if device_type not in _announced:
+        _announced.add(device_type)
+        warnings.warn(
+            f"bitsandbytes: there are no kernels for device type '{device_type}'; "
+            "operators run on the PyTorch reference implementation, which is exact but slow",
+            stacklevel=3,
+        )
+
+
+from . import blockwise, fourbit, int8, optim  # noqa: E402, F401  each declares its operators

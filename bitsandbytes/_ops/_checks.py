@@ -1,0 +1,78 @@
+"""Checks shared by the operator families. They look at metadata only and cost a few comparisons."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError
+from ..formats import BLOCKSIZES_4BIT, CODEBOOKS, FLOAT_DTYPES, MAP_SIZE, num_blocks
+
+
+def listed(values: Sequence[Any]) -> str:
+    return "one of " + ", ".join(str(v) for v in values)
+
+
+def one_of(op: str, argument: str, value: Any, valid: Sequence[Any]) -> None:
+    if value not in valid:
+        raise ArgumentError(op, argument, listed(valid), repr(value) if isinstance(value, str) else value)
+
+
+def float_dtype(op: str, argument: str, dtype: torch.dtype) -> None:
+    one_of(op, argument, dtype, FLOAT_DTYPES)
+
+
+def dtype_is(op: str, argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise ArgumentError(op, argument, f"{dtype}", tensor.dtype)
+
+
+def same_device(op: str, reference: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    for argument, tensor in tensors.items():
+        if tensor is not None and tensor.device != reference.device:
+            raise ArgumentError(op, argument, f"on {reference.device}, like the first tensor", tensor.device)
+
+
+def blocksize_4bit(op: str, blocksize: int) -> None:
+    one_of(op, "blocksize", blocksize, BLOCKSIZES_4BIT)
+
+
+def quant_type(op: str, name: str) -> None:
+    one_of(op, "quant_type", name, tuple(CODEBOOKS))
+
+
+def blocksize_8bit(op: str, blocksize: int) -> None:
+    # The operators take 64-bit integers; a larger value would fail in the dispatcher with an error that names nothing.
+    if not isinstance(blocksize, int) or isinstance(blocksize, bool) or not 0 < blocksize < 2**63:
+        raise ArgumentError(op, "blocksize", "a positive integer below 2**63", blocksize)
+
+
+def absmax(op: str, tensor: torch.Tensor, numel: int, blocksize: int, argument: str = "absmax") -> None:
+    dtype_is(op, argument, tensor, torch.float32)
+    expected = num_blocks(numel, blocksize)
+    if tensor.numel() != expected:
+        raise ArgumentError(
+            op, argument, f"of {expected} values, one per block of {blocksize} in {numel} elements", f"{tensor.numel()}"
+        )
+
+
+def code_map(op: str, tensor: torch.Tensor, size: int = MAP_SIZE, argument: str = "code") -> None:
+    dtype_is(op, argument, tensor, torch.float32)
+    if tensor.numel() != size:
+        raise ArgumentError(op, argument, f"a map of {size} levels", f"{tensor.numel()}")
+
+
+def out_like(
+    op: str,
+    out: torch.Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    argument: str = "out",
+) -> None:
+    if tuple(out.shape) != tuple(shape):
+        raise ArgumentError(op, argument, f"of shape {tuple(shape)}", tuple(out.shape))
+    if out.dtype != dtype:
+        raise ArgumentError(op, argument, f"of dtype {dtype}", out.dtype)
+    if out.device != device:
+        raise ArgumentError(op, argument, f"on {device}", out.device)

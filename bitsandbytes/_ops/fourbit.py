@@ -1,0 +1,198 @@
+"""4-bit operators: `quantize_4bit`, `dequantize_4bit`, `gemm_4bit`, `gemv_4bit`.
+
+A packed tensor holds two codes in a byte, element 2i in the high nibble. Its dtype is the caller's storage dtype;
+only its bytes matter. `absmax` has one fp32 value per block of the flattened, row-major tensor.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from . import _checks as check
+from . import define
+from ..errors import ArgumentError
+from ..formats import MAP_SIZE, NESTED_BLOCKSIZE, num_blocks, packed_bytes
+
+
+def _packed(op: str, argument: str, tensor: torch.Tensor, numel: int) -> None:
+    got, expected = tensor.numel() * tensor.itemsize, packed_bytes(numel)
+    if got != expected:
+        raise ArgumentError(op, argument, f"{expected} bytes, the packed size of {numel} elements", f"{got} bytes")
+
+
+def _check_quantize(A: torch.Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype) -> None:
+    op = "quantize_4bit"
+    check.blocksize_4bit(op, blocksize)
+    check.quant_type(op, quant_type)
+    check.float_dtype(op, "the dtype of A", A.dtype)
+    if quant_storage.is_complex or quant_storage == torch.bool:
+        raise ArgumentError(op, "quant_storage", "a real integer or floating dtype", quant_storage)
+    if packed_bytes(A.numel()) % quant_storage.itemsize:
+        raise ArgumentError(
+            op,
+            "quant_storage",
+            f"a dtype whose item size divides the {packed_bytes(A.numel())} packed bytes of A",
+            f"{quant_storage} of {quant_storage.itemsize} bytes",
+        )
+
+
+def _fake_quantize(
+    A: torch.Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    n = A.numel()
+    packed = A.new_empty((packed_bytes(n) // quant_storage.itemsize, 1), dtype=quant_storage)
+    return packed, A.new_empty((num_blocks(n, blocksize),), dtype=torch.float32)
+
+
+define(
+    "quantize_4bit(Tensor A, int blocksize, str quant_type, ScalarType quant_storage) -> (Tensor, Tensor)",
+    _check_quantize,
+    _fake_quantize,
+)
+
+
+def _check_dequantize(
+    A: torch.Tensor, absmax: torch.Tensor, blocksize: int, quant_type: str, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    op = "dequantize_4bit"
+    check.blocksize_4bit(op, blocksize)
+    check.quant_type(op, quant_type)
+    check.float_dtype(op, "dtype", dtype)
+    check.absmax(op, absmax, prod(shape), blocksize)
+    _packed(op, "A", A, prod(shape))
+    check.same_device(op, A, absmax=absmax)
+
+
+def _fake_dequantize(
+    A: torch.Tensor, absmax: torch.Tensor, blocksize: int, quant_type: str, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return A.new_empty(shape, dtype=dtype)
+
+
+define(
+    "dequantize_4bit(Tensor A, Tensor absmax, int blocksize, str quant_type, int[] shape, ScalarType dtype) -> Tensor",
+    _check_dequantize,
+    _fake_dequantize,
+)
+
+
+def _check_dequantize_out(
+    A: torch.Tensor,
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    out: torch.Tensor,
+) -> None:
+    _check_dequantize(A, absmax, blocksize, quant_type, shape, dtype)
+    check.out_like("dequantize_4bit", out, shape, dtype, A.device)
+
+
+define(
+    "dequantize_4bit.out(Tensor A, Tensor absmax, int blocksize, str quant_type, int[] shape, ScalarType dtype, "
+    "Tensor(a!) out) -> ()",
+    _check_dequantize_out,
+    lambda *args, **kwargs: None,
+)
+
+
+def _check_matmul(
+    op: str, A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], absmax: torch.Tensor, blocksize: int
+) -> None:
+    check.blocksize_4bit(op, blocksize)
+    check.float_dtype(op, "the dtype of A", A.dtype)
+    if len(shapeB) != 2:
+        raise ArgumentError(op, "shapeB", "[out_features, in_features]", list(shapeB))
+    if A.dim() == 0 or A.shape[-1] != shapeB[1]:
+        raise ArgumentError(op, "A", f"of {shapeB[1]} columns, the in_features of shapeB", f"shape {tuple(A.shape)}")
+    _packed(op, "B", B, prod(shapeB))
+    check.same_device(op, A, B=B, absmax=absmax)
+
+
+def _check_gemm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    bias: torch.Tensor | None = None,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> None:
+    op = "gemm_4bit"
+    check.quant_type(op, quant_type)
+    _check_matmul(op, A, B, shapeB, absmax, blocksize)
+    n = prod(shapeB)
+    if absmax_8bit is None:
+        check.absmax(op, absmax, n, blocksize)
+    else:
+        # Nested statistics: absmax_8bit holds codes, absmax the scales of their own blocks.
+        if absmax_code is None or absmax_offset is None:
+            raise ArgumentError(op, "absmax_code and absmax_offset", "given with absmax_8bit", None)
+        check.dtype_is(op, "absmax_8bit", absmax_8bit, torch.uint8)
+        blocks = num_blocks(n, blocksize)
+        if absmax_8bit.numel() != blocks:
+            raise ArgumentError(op, "absmax_8bit", f"of {blocks} values, one per block", absmax_8bit.numel())
+        check.absmax(op, absmax, blocks, NESTED_BLOCKSIZE)
+        check.code_map(op, absmax_code, MAP_SIZE, "absmax_code")
+        check.dtype_is(op, "absmax_offset", absmax_offset, torch.float32)
+        if absmax_offset.numel() != 1:
+            raise ArgumentError(op, "absmax_offset", "a single value", f"{absmax_offset.numel()} values")
+    if bias is not None:
+        if tuple(bias.shape) != (shapeB[0],):
+            raise ArgumentError(op, "bias", f"of shape ({shapeB[0]},)", tuple(bias.shape))
+        check.dtype_is(op, "bias", bias, A.dtype)
+    check.same_device(op, A, bias=bias, absmax_8bit=absmax_8bit, absmax_code=absmax_code, absmax_offset=absmax_offset)
+
+
+def _fake_matmul(A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], *args, **kwargs) -> torch.Tensor:
+    return A.new_empty((*A.shape[:-1], shapeB[0]))
+
+
+define(
+    "gemm_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
+    "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+    _check_gemm,
+    _fake_matmul,
+)
+
+
+def _check_gemv(
+    A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], absmax: torch.Tensor, code: torch.Tensor, blocksize: int
+) -> None:
+    op = "gemv_4bit"
+    _check_matmul(op, A, B, shapeB, absmax, blocksize)
+    check.absmax(op, absmax, prod(shapeB), blocksize)
+    check.code_map(op, code, 16)
+    check.same_device(op, A, code=code)
+
+
+define(
+    "gemv_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize) -> Tensor",
+    _check_gemv,
+    _fake_matmul,
+)
+
+
+def _check_gemv_out(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    code: torch.Tensor,
+    blocksize: int,
+    out: torch.Tensor,
+) -> None:
+    _check_gemv(A, B, shapeB, absmax, code, blocksize)
+    check.out_like("gemv_4bit", out, (*A.shape[:-1], shapeB[0]), A.dtype, A.device)
+
+
+define(
+    "gemv_4bit.out(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize, Tensor(a!) out) -> ()",
+    _check_gemv_out,
+    lambda *args, **kwargs: None,
+)

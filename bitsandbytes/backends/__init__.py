@@ -1,0 +1,37 @@
+"""The backends: which exist, which are usable here, and why the others are not.
+
+A backend is a package of this folder, or one that another distribution offers under the entry-point group
+`bitsandbytes.backends` (a function without arguments that registers its kernels with `bitsandbytes._ops.register`).
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+import warnings
+
+#: In the order of loading.
+_BACKENDS = ("default",)
+
+_status: dict[str, tuple[bool, str]] = {}
+
+
+def load() -> None:
+    """Import every backend of this package, then those of other distributions.
+
+    A foreign backend that fails does not take the package down: the failure is a warning and stays in `status()`.
+    """
+    for name in _BACKENDS:
+        import_module(f"{__name__}.{name}")
+        _status[name] = (True, "")
+    for entry in entry_points(group="bitsandbytes.backends"):
+        try:
+            entry.load()()
+        except Exception as error:
+            _status[entry.name] = (False, f"{type(error).__name__}: {error}")
+            warnings.warn(f"bitsandbytes: backend '{entry.name}' failed to load: {error}", stacklevel=2)
+        else:
+            _status[entry.name] = (True, "")
+
+
+def status() -> dict[str, tuple[bool, str]]:
+    """Backend name -> (available, why not); the reason is empty where it is available."""
+    return dict(_status)
