@@ -1,0 +1,1 @@
+"""Differentiable matmuls with quantised weights."""

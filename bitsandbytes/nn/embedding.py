@@ -1,0 +1,231 @@
+"""Embeddings: with 32-bit optimizer state, and with 4-bit or int8 tables whose lookup decodes the asked rows alone."""
+
+from typing import Any
+
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+import bitsandbytes as bnb
+
+from .linear4bit import Params4bit, Quantized4bitModule
+from .linear8bit import Int8Params, QuantizedInt8Module
+from ..errors import NotQuantizedError
+from ..optim import GlobalOptimManager
+
+# Elements that a lookup decodes at a time; the temporaries of one take about 24 bytes an element.
+_LOOKUP = 1 << 20
+
+
+class Embedding(nn.Embedding):
+    """`torch.nn.Embedding`, Xavier-initialised, whose weight keeps 32-bit optimizer state."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: torch.Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight,
+            device=device,
+        )
+        GlobalOptimManager.get_instance().register_module_override(self, "weight", {"optim_bits": 32})
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        self._fill_padding_idx_with_zero()
+
+
+class StableEmbedding(Embedding):
+    """`Embedding` followed by a layer norm in full precision (8-bit optimizers, arXiv:2110.02861, section 2.3)."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: torch.Tensor | None = None,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight,
+            device=device,
+        )
+        if dtype is not None:
+            self.weight.data = self.weight.data.to(dtype)
+        self.norm = nn.LayerNorm(embedding_dim, device=device)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = super().forward(input).to(self.norm.weight.dtype)
+        return self.norm(rows).to(self.weight.dtype)
+
+
+def _rows_at_a_time(input: torch.Tensor, table: nn.Embedding, dtype: torch.dtype, decode: Any) -> torch.Tensor:
+    """`decode(indices)` over bounded parts of the flattened `input`, joined to (*input.shape, embedding_dim)."""
+    indices = input.reshape(-1).long()
+    out = torch.empty((indices.numel(), table.embedding_dim), dtype=dtype, device=input.device)
+    step = max(1, _LOOKUP // max(1, table.embedding_dim))
+    for start in range(0, indices.numel(), step):
+        part = indices[start : start + step]
+        out[start : start + step] = decode(part)
+    return out.view(*input.shape, table.embedding_dim)
+
+
+class Embedding8bit(QuantizedInt8Module, nn.Embedding):
+    """An embedding with an int8 table, quantised by row when the layer is moved to a device.
+
+    Args:
+        num_embeddings, embedding_dim, device, padding_idx: As for `torch.nn.Embedding`.
+        dtype: dtype of the results.
+    """
+
+    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None, padding_idx=None):
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
+        self.dtype = self.weight.dtype
+        self.weight = Int8Params(self.weight.data, has_fp16_weights=False, requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows `input` (integers of any shape), decoded: (*input.shape, embedding_dim)."""
+        if self.weight.dtype != torch.int8 or self.weight.SCB is None:
+            raise NotQuantizedError("Embedding8bit: the table is not quantised yet; move the layer to a device first")
+
+        codes, statistics = self.weight.data, self.weight.SCB
+
+        def decode(rows: torch.Tensor) -> torch.Tensor:
+            return bnb.functional.int8_vectorwise_dequant(F.embedding(rows, codes), statistics[rows])
+
+        return _rows_at_a_time(input, self, self.dtype, decode)
+
+
+class Embedding4bit(Quantized4bitModule, nn.Embedding):
+    """An embedding with a 4-bit table, quantised when the layer is moved to a device.
+
+    Args:
+        num_embeddings, embedding_dim, device, padding_idx: As for `torch.nn.Embedding`. Any width works; one that is a
+            multiple of the block size (64) is looked up faster.
+        dtype: dtype of the results.
+        quant_type, quant_storage: As for `Params4bit`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings,
+        embedding_dim,
+        dtype=None,
+        quant_type="fp4",
+        quant_storage=torch.uint8,
+        device=None,
+        padding_idx=None,
+    ):
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device=device, dtype=dtype)
+        self.dtype = self.weight.dtype
+        self.weight = Params4bit(
+            self.weight.data,
+            requires_grad=False,
+            compress_statistics=False,
+            quant_type=quant_type,
+            quant_storage=quant_storage,
+            module=self,
+        )
+        self.quant_state = None
+
+    def _weight_shape(self) -> tuple[int, int]:
+        return self.num_embeddings, self.embedding_dim
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Rows `input` (integers of any shape), decoded: (*input.shape, embedding_dim)."""
+        bnb.nn.modules.fix_4bit_weight_quant_state_from_module(self)
+        state = self.weight.quant_state
+        packed = self.weight.data.view(torch.uint8).view(-1)
+        width, blocksize = self.embedding_dim, state.blocksize
+
+        def decode(rows: torch.Tensor) -> torch.Tensor:
+            # The blocks of each row; a row that starts within a block may reach into one more. Gathering whole blocks
+            # keeps them aligned. index_select refuses rows outside the table; the clamp is for the short last block.
+            start = rows.unsqueeze(1) * width
+            first, last = start // blocksize, (start + width - 1) // blocksize
+            count = -(width // -blocksize) + (width % blocksize != 0)
+            blocks = torch.minimum(first + torch.arange(count, device=rows.device), last)
+            absmax = self._block_absmax(blocks.view(-1))
+            half = blocksize // 2
+            bytes_ = (blocks.unsqueeze(2) * half + torch.arange(half, device=rows.device)).clamp_(
+                max=packed.numel() - 1
+            )
+            values = torch.ops.bitsandbytes.dequantize_4bit(
+                packed.index_select(0, bytes_.view(-1)),
+                absmax,
+                blocksize,
+                state.quant_type,
+                (rows.numel(), count * blocksize),
+                self.dtype,
+            )
+            if width % blocksize == 0:
+                return values
+            return values.gather(1, start - first * blocksize + torch.arange(width, device=rows.device))
+
+        return _rows_at_a_time(input, self, self.dtype, decode)
+
+    def _block_absmax(self, blocks: torch.Tensor) -> torch.Tensor:
+        """fp32 scales of the given blocks; nested statistics are decoded for these alone."""
+        state = self.weight.quant_state
+        values = state.absmax.reshape(-1).index_select(0, blocks)
+        if not state.nested:
+            return values.float()
+        scales = state.state2.absmax[blocks // state.state2.blocksize]
+        return state.state2.code[values.int()] * scales + state.offset
+
+
+class EmbeddingFP4(Embedding4bit):
+    """`Embedding4bit` with FP4."""
+
+    def __init__(
+        self,
+        num_embeddings,
+        embedding_dim,
+        dtype=None,
+        quant_storage=torch.uint8,
+        device=None,
+        padding_idx=None,
+    ):
+        super().__init__(num_embeddings, embedding_dim, dtype, "fp4", quant_storage, device, padding_idx)
+
+
+class EmbeddingNF4(Embedding4bit):
+    """`Embedding4bit` with NF4."""
+
+    def __init__(
+        self,
+        num_embeddings,
+        embedding_dim,
+        dtype=None,
+        quant_storage=torch.uint8,
+        device=None,
+        padding_idx=None,
+    ):
+        super().__init__(num_embeddings, embedding_dim, dtype, "nf4", quant_storage, device, padding_idx)
