@@ -26,6 +26,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _row_major(absmax: torch.Tensor, shape: list[int] | None, blocksize: int) -> torch.Tensor:
+    """The scales in the order of the blocks, fp32 if they are not codes.
+
+    Upstream writes a layer that ran on an AVX512-BF16 CPU before it was saved with its scales as bfloat16 and
+    transposed, (in_features / blocksize, out_features); its packed codes are in the usual order.
+    """
+    if absmax.dim() == 2 and shape is not None and tuple(absmax.shape) == (shape[-1] // blocksize, shape[0]):
+        absmax = absmax.t().reshape(-1)
+    return absmax.float() if absmax.is_floating_point() else absmax
+
+
 class QuantState:
     """Decoding data of a quantised tensor.
 
@@ -128,7 +139,7 @@ class QuantState:
             )
         return cls(
             quant_type=items["quant_type"],
-            absmax=items["absmax"].to(device),
+            absmax=_row_major(items["absmax"], items["shape"], items["blocksize"]).to(device),
             blocksize=items["blocksize"],
             code=items["quant_map"].to(device),
             dtype=getattr(torch, items["dtype"]),

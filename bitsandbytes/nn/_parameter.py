@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-_data: Any = torch.Tensor.data
-
 # Functions of a parameter whose tensors are parameters of the same class with the same metadata. FSDP2 shards with
 # chunk and split; torch.nn.Parameter() and Module.to() call detach.
 _KEEP = frozenset(
@@ -40,24 +38,24 @@ class QuantizedParameter(torch.nn.Parameter):
     build a new parameter with `type(p)(data, requires_grad=..., **p.__dict__)`.
     """
 
-    @property
-    def data(self) -> torch.Tensor:
-        """The stored tensor. Assigning another quantised parameter takes over what decodes it as well.
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assigning another quantised parameter to `data` takes over what decodes it as well.
 
         `Module.to()` assigns the moved parameter to the `data` of the one it holds, so this is how a module's own
-        parameter gets quantised and moved.
+        parameter gets quantised and moved. A property would do, but torch.compile cannot trace its getter.
         """
-        return _data.__get__(self)
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        _data.__set__(self, value)
-        if type(value) is type(self):
-            self._adopt(value)
+        super().__setattr__(name, value)
+        if name == "data":
+            if type(value) is type(self):
+                self._adopt(value)
+            self._data_changed()
 
     def _adopt(self, other: Any) -> None:
         """Take over what decodes the data of `other`."""
         raise NotImplementedError
+
+    def _data_changed(self) -> None:
+        """Renew attributes that refer to the data."""
 
     def _is_quantized(self) -> bool:
         raise NotImplementedError
@@ -93,13 +91,13 @@ class QuantizedParameter(torch.nn.Parameter):
         )
         return self if moved is data else self._moved(moved)
 
-    def cpu(self) -> Self:
+    def cpu(self) -> Self:  # type: ignore[override]
         return self.to(device="cpu")
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Self:  # type: ignore[override]
         return self.to(device="cuda" if device is None else device, non_blocking=non_blocking)
 
-    def xpu(self, device: Any = None, non_blocking: bool = False) -> Self:
+    def xpu(self, device: Any = None, non_blocking: bool = False) -> Self:  # type: ignore[override]
         return self.to(device="xpu" if device is None else device, non_blocking=non_blocking)
 
     def npu(self, device: Any = None, non_blocking: bool = False) -> Self:
@@ -133,6 +131,7 @@ class QuantizedParameter(torch.nn.Parameter):
             # The module a parameter belongs to is copied only if the copy began with it.
             copied = memo.get(id(value), value) if isinstance(value, torch.nn.Module) else copy.deepcopy(value, memo)
             other.__dict__[name] = copied
+        other._data_changed()
         return other
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
@@ -143,6 +142,7 @@ class QuantizedParameter(torch.nn.Parameter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._data_changed()
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -156,6 +156,7 @@ class QuantizedParameter(torch.nn.Parameter):
                 return tensor
             other = _new(cls, tensor, source.requires_grad and tensor.requires_grad)
             other.__dict__.update(source.__dict__)
+            other._data_changed()
             return other
 
         return tuple(map(keep, result)) if isinstance(result, (tuple, list)) else keep(result)

@@ -1,6 +1,8 @@
 """`Params4bit` and the Linear layers with a 4-bit weight (QLoRA, arXiv:2305.14314)."""
 
+from collections.abc import Sequence
 import copy
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import bitsandbytes as bnb
 
 from ._parameter import QuantizedParameter
 from ..errors import NotQuantizedError
-from ..formats import DEFAULT_BLOCKSIZE_4BIT
+from ..formats import DEFAULT_BLOCKSIZE_4BIT, num_blocks, packed_bytes
 from ..quant_state import QuantState
 
 
@@ -192,6 +194,31 @@ def fix_4bit_weight_quant_state_from_module(module: "Quantized4bitModule") -> No
     module.weight.quant_state = state
 
 
+def state_from_checkpoint(
+    stats: dict[str, torch.Tensor], data: torch.Tensor, shape: Sequence[int], device: torch.device
+) -> QuantState:
+    """The state of the packed codes `data` from the statistics beside them. It shares no memory with the checkpoint.
+
+    Raises:
+        ValueError: Something is missing, or this does not decode a weight of this shape.
+    """
+    try:
+        # Clones: from_dict does not copy what is on the device already.
+        state = QuantState.from_dict({key: item.clone() for key, item in stats.items()}, device=device)
+    except KeyError as error:
+        raise ValueError(f"its statistics lack {error}") from None
+    numel = prod(shape)
+    for what, expected, got in (
+        ("the shape in its quant_state", tuple(shape), tuple(state.shape)),
+        ("the bytes of its codes", packed_bytes(numel), data.nbytes),
+        ("the number of its absmax", num_blocks(numel, state.blocksize), state.absmax.numel()),
+        ("the dtype of its absmax", torch.uint8 if state.nested else torch.float32, state.absmax.dtype),
+    ):
+        if expected != got:
+            raise ValueError(f"{what} must be {expected}, got {got}")
+    return state
+
+
 class Quantized4bitModule(nn.Module):
     """State dict of a layer whose `weight` is a `Params4bit`: the statistics stand beside the packed weight."""
 
@@ -231,9 +258,7 @@ class Quantized4bitModule(nn.Module):
         device = value.device if old.device.type == "meta" else old.device
         data = value.data.to(device, copy=True)
         if stats:
-            state = QuantState.from_dict(stats, device=device)
-            if tuple(state.shape) != self._weight_shape():
-                raise ValueError(f"its quant_state must be of shape {self._weight_shape()}, got {tuple(state.shape)}")
+            state = state_from_checkpoint(stats, data, self._weight_shape(), device)
             return Params4bit.prequantized(data, state, module=self)
         if tuple(value.shape) != self._weight_shape():
             raise ValueError(

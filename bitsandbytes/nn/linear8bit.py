@@ -21,7 +21,7 @@ class Int8Params(QuantizedParameter):
         data: The floating-point weight, or int8 codes.
         requires_grad: For a floating-point weight that stays so.
         has_fp16_weights: Keep the weight in floating point.
-        CB: The int8 codes (the same tensor as `data`).
+        CB: Not used: the attribute is `data` where that is int8, else None.
         SCB: fp32 absolute maxima of the rows.
 
     Other keyword arguments are ignored: libraries pass the `__dict__` of another parameter.
@@ -42,13 +42,16 @@ class Int8Params(QuantizedParameter):
     ) -> "Int8Params":
         data = torch.empty(0) if data is None else data
         self = torch.Tensor._make_subclass(cls, data, requires_grad and data.is_floating_point())
-        self.CB = CB
         self.SCB = SCB
         self.has_fp16_weights = has_fp16_weights
+        self._data_changed()
         return self
 
     def _adopt(self, other: "Int8Params") -> None:
-        self.CB, self.SCB = other.CB, other.SCB
+        self.SCB = other.SCB
+
+    def _data_changed(self) -> None:
+        self.CB = self.data if self.dtype == torch.int8 else None
 
     def _is_quantized(self) -> bool:
         return self.dtype == torch.int8
@@ -58,23 +61,16 @@ class Int8Params(QuantizedParameter):
 
     def _quantize(self, device) -> "Int8Params":
         CB, SCB, _ = bnb.functional.int8_vectorwise_quant(self.data.to(device))
-        return type(self)(CB, requires_grad=False, CB=CB, SCB=SCB)
+        return type(self)(CB, requires_grad=False, SCB=SCB)
 
     def _moved(self, data: torch.Tensor) -> "Int8Params":
-        quantized = data.dtype == torch.int8
+        SCB = self.SCB if self._is_quantized() else None
         return type(self)(
             data,
             requires_grad=self.requires_grad,
             has_fp16_weights=self.has_fp16_weights,
-            CB=data if quantized else None,
-            SCB=self.SCB.to(data.device) if quantized and self.SCB is not None else None,
+            SCB=None if SCB is None else SCB.to(data.device),
         )
-
-    def to(self, *args: Any, **kwargs: Any) -> "Int8Params":
-        """As the base class's; the result of a quantised parameter has its codes in `CB` too."""
-        result = super().to(*args, **kwargs)
-        # Codes from a checkpoint come without CB, which a move has to fill in even where nothing moves.
-        return self._moved(self.data) if result is self and self._is_quantized() and self.CB is None else result
 
 
 def maybe_rearrange_weight(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
@@ -111,9 +107,12 @@ class QuantizedInt8Module(nn.Module):
     ):
         others = dict(state_dict)
         maybe_rearrange_weight(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        name, SCB = prefix + "weight", others.pop(prefix + "SCB", None)
+        name = prefix + "weight"
         value = others.get(name)
-        if value is not None and (value.dtype == torch.int8) != (SCB is not None):
+        SCB = None if value is None else others.pop(prefix + "SCB", None)
+        if value is None:
+            pass  # what else there is for this layer is unexpected, which PyTorch says
+        elif (value.dtype == torch.int8) != (SCB is not None):
             # The first words are those that downstream code and tests look for.
             error_msgs.append(
                 f"Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported: {name} must be int8 "
@@ -121,8 +120,13 @@ class QuantizedInt8Module(nn.Module):
                 f"{'without' if SCB is None else 'with'} statistics"
             )
             del others[name]
-        elif value is not None and value.shape == self.weight.shape:
-            self.weight = others[name] = self._loaded_weight(value, SCB)
+        elif SCB is not None and SCB.shape != value.shape[:1]:
+            error_msgs.append(f"{prefix}SCB: must hold one value for each row of {name}, got {SCB.numel()}")
+            del others[name]
+        elif value.shape == self.weight.shape:
+            others[name] = self._loaded_weight(value, SCB)
+            if others[name].dtype == torch.int8:
+                self.weight = others[name]
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def _loaded_weight(self, value: torch.Tensor, SCB: torch.Tensor | None) -> Any:
@@ -131,10 +135,11 @@ class QuantizedInt8Module(nn.Module):
         device = value.device if old.device.type == "meta" else old.device
         if SCB is not None:
             codes, statistics = value.data.to(device, copy=True), SCB.to(device, torch.float32, copy=True)
-            return Int8Params(codes, requires_grad=False, CB=codes, SCB=statistics)
+            return Int8Params(codes, requires_grad=False, SCB=statistics)
         if old.dtype == torch.int8:
             return Int8Params(value.data, requires_grad=False).to(device)
-        return old  # floating point to floating point: PyTorch copies
+        # Floating point to floating point: PyTorch copies it into the old parameter, or takes it with assign=True.
+        return Int8Params(value.data, old.requires_grad, old.has_fp16_weights)
 
 
 class Linear8bitLt(QuantizedInt8Module, nn.Linear):
@@ -171,7 +176,7 @@ class Linear8bitLt(QuantizedInt8Module, nn.Linear):
 
     def init_8bit_state(self) -> None:
         """Let the state hold the weight's codes and statistics. Statistics set on the state alone stay."""
-        self.state.CB = self.weight.data
+        self.state.CB = self.weight.CB
         if getattr(self.weight, "SCB", None) is not None:
             self.state.SCB = self.weight.SCB
 

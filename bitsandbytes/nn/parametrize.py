@@ -8,6 +8,7 @@ import torch
 from torch import nn
 import torch.nn.utils.parametrize as P
 
+from .linear4bit import state_from_checkpoint
 from .. import functional as F
 from ..errors import ArgumentError
 from ..formats import BLOCKSIZES_4BIT, DEFAULT_BLOCKSIZE_4BIT
@@ -176,10 +177,10 @@ def _load(
         return
     parametrization = _parametrization(module, param_name)
     old = parametrization.quant_state
-    new = F.QuantState.from_dict(stats, device=old.absmax.device)
-    if tuple(new.shape) != tuple(old.shape):
-        error_msgs.append(f"{key}: its quant_state must be of shape {tuple(old.shape)}, got {tuple(new.shape)}")
-        del state_dict[key]
+    packed = state_dict.pop(key)
+    try:
+        parametrization.quant_state = state_from_checkpoint(stats, packed, old.shape, old.absmax.device)
+    except ValueError as error:
+        error_msgs.append(f"{key}: {error}")
         return
-    parametrization.quant_state = new
-    state_dict[f"{prefix}parametrizations.{param_name}.original"] = state_dict.pop(key)
+    state_dict[f"{prefix}parametrizations.{param_name}.original"] = packed

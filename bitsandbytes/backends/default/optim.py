@@ -1,20 +1,18 @@
 """Reference of the optimizer operators: one table of update rules, shared by 32-bit and 8-bit states.
 
-Plain PyTorch in fp32, for any device and any strides: nothing is read back to the host, and temporaries hold at most
-`CHUNK` elements. Only a tensor that is not contiguous costs a copy in its own dtype for the length of the call.
+fp32 arithmetic in spans of the flattened, row-major tensors: any strides, bounded temporaries, nothing read back to
+the host.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from ._blocks import Span, by_block, read, spans, write
 from ..._ops import register_reference
 from ..._ops.optim import STATE_ROWS
-from ...formats import OPTIMIZER_BLOCKSIZE, num_blocks
-
-# Elements updated at a time: a multiple of OPTIMIZER_BLOCKSIZE, so that a block never spans two chunks.
-CHUNK = OPTIMIZER_BLOCKSIZE << 10
+from ...formats import OPTIMIZER_BLOCKSIZE
 
 
 class Hyper(NamedTuple):
@@ -100,8 +98,8 @@ RULES = {
 
 
 def _direction(rule: Rule, h: Hyper, g: torch.Tensor, p: torch.Tensor, moments: list[torch.Tensor]) -> torch.Tensor:
-    """Advance `moments` in place by one chunk of the gradient; return the direction, 0 where an element is skipped."""
-    grad = g.float() * h.gnorm_scale
+    """Advance `moments` in place by one span of the gradient; return the direction, 0 where an element is skipped."""
+    grad = g * h.gnorm_scale
     if h.weight_decay and not rule.decoupled:
         grad.add_(p, alpha=h.weight_decay)
     if not h.skip_zeros:
@@ -115,9 +113,9 @@ def _direction(rule: Rule, h: Hyper, g: torch.Tensor, p: torch.Tensor, moments: 
 
 
 def _descend(
-    rule: Rule, h: Hyper, g: torch.Tensor, p: torch.Tensor, direction: torch.Tensor, scale: torch.Tensor | None
+    rule: Rule, h: Hyper, g: torch.Tensor, p: torch.Tensor, direction: torch.Tensor, scale: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The new fp32 values of one chunk of the parameter."""
+    """The new fp32 values of one span of the parameter."""
     if scale is not None:
         direction = direction * scale
     # Decoupled decay acts on the old parameter (Loshchilov and Hutter 2019, arXiv:1711.05101).
@@ -126,20 +124,17 @@ def _descend(
     return torch.where(g == 0, p, new) if h.skip_zeros else new
 
 
-def _chunks(n: int) -> Iterator[slice]:
-    return (slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
+def _moments(optimizer_name: str, *states: torch.Tensor | None) -> list[torch.Tensor]:
+    """The tensors of single moments in (state1, state2), or of their absmax: stacked ones are taken apart."""
+    moments: list[torch.Tensor] = []
+    for state, rows in zip(states, STATE_ROWS[optimizer_name], strict=True):
+        if state is not None and rows:
+            moments += [state] if rows == 1 else state.unbind(0)
+    return moments
 
 
-def _rows(state: torch.Tensor | None, count: int, n: int) -> list[torch.Tensor]:
-    """The `count` moments held in a state, each as `n` values in row-major order: views if it is contiguous."""
-    return [] if state is None or count == 0 else list(state.reshape(count, n))
-
-
-def _write_back(*pairs: tuple[torch.Tensor | None, list[torch.Tensor]]) -> None:
-    """Copy rows that could not be views into the tensors that they came from."""
-    for tensor, rows in pairs:
-        if tensor is not None and rows and not tensor.is_contiguous():
-            tensor.copy_(torch.cat(rows).view(tensor.shape))
+def _read(span: Span, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [read(tensor, span.start, span.stop, torch.float32) for tensor in tensors]
 
 
 @torch.no_grad()
@@ -168,30 +163,29 @@ def optimizer_update_32bit(
     With `max_unorm > 0` the direction's 2-norm over all of `p` goes to `unorm_vec`, and the direction is scaled down to
     `max_unorm * param_norm` where it is longer. With `skip_zeros`, elements whose gradient is 0 do not change.
     """
-    rule, n = RULES[optimizer_name], p.numel()
+    rule = RULES[optimizer_name]
     h = Hyper(beta1, beta2, beta3, alpha, eps, weight_decay, step, lr, gnorm_scale, skip_zeros)
-    count1, count2 = STATE_ROWS[optimizer_name]
-    flat_g, flat_p = g.reshape(n), p.reshape(n)
-    rows1, rows2 = _rows(state1, count1, n), _rows(state2, count2, n)
+    states = _moments(optimizer_name, state1, state2)
 
     scale = None
     if max_unorm > 0:
-        # The norm must be known before the first write, so the directions are computed once more, on copies.
-        norms = [g.new_zeros((), dtype=torch.float32)]
-        for part in _chunks(n):
-            moments = [row[part].clone() for row in rows1 + rows2]
-            norms.append(torch.linalg.vector_norm(_direction(rule, h, flat_g[part], flat_p[part].float(), moments)))
+        # The norm must be known before the first write, so the directions are computed twice.
+        norms = [torch.zeros((), dtype=torch.float32, device=p.device)]
+        for span in spans(p.numel(), OPTIMIZER_BLOCKSIZE):
+            grad, old, *moments = _read(span, g, p, *states)
+            norms.append(torch.linalg.vector_norm(_direction(rule, h, grad, old, moments)))
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if unorm_vec is not None:
             unorm_vec.copy_(norm)
         limit = max_unorm * param_norm
-        scale = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+        scale = torch.where(norm > limit, limit / norm, 1.0)
 
-    for part in _chunks(n):
-        p_part = flat_p[part].float()
-        direction = _direction(rule, h, flat_g[part], p_part, [row[part] for row in rows1 + rows2])
-        flat_p[part].copy_(_descend(rule, h, flat_g[part], p_part, direction, scale))
-    _write_back((p, [flat_p]), (state1, rows1), (state2, rows2))
+    for span in spans(p.numel(), OPTIMIZER_BLOCKSIZE):
+        grad, old, *moments = _read(span, g, p, *states)
+        direction = _direction(rule, h, grad, old, moments)
+        write(p, span.start, _descend(rule, h, grad, old, direction, scale))
+        for state, moment in zip(states, moments, strict=True):
+            write(state, span.start, moment)
 
 
 @torch.no_grad()
@@ -221,38 +215,34 @@ def optimizer_update_8bit_blockwise(
     With `skip_zeros`, elements whose gradient is 0 do not change. Their state keeps its value to within the 8-bit
     code of a block that changes around them, and to the bit in a block without any gradient.
     """
-    rule, n = RULES[optimizer_name], p.numel()
+    rule = RULES[optimizer_name]
     h = Hyper(beta1, beta2, beta3, alpha, eps, weight_decay, step, lr, gnorm_scale, skip_zeros)
-    count1, count2 = STATE_ROWS[optimizer_name]
-    blocks = num_blocks(n, OPTIMIZER_BLOCKSIZE)
-    flat_g, flat_p = g.reshape(n), p.reshape(n)
-    rows1, rows2 = _rows(state1, count1, n), _rows(state2, count2, n)
-    scales1, scales2 = _rows(absmax1, count1, blocks), _rows(absmax2, count2, blocks)
-    codes, scales, maps = rows1 + rows2, scales1 + scales2, [qmap1] * count1 + [qmap2] * count2
+    states = _moments(optimizer_name, state1, state2)
+    scales = _moments(optimizer_name, absmax1, absmax2)
+    rows1, rows2 = STATE_ROWS[optimizer_name]
+    maps = [qmap1] * rows1 + [qmap2] * rows2
     ops = torch.ops.bitsandbytes
 
-    for part in _chunks(n):
-        inside = slice(part.start // OPTIMIZER_BLOCKSIZE, num_blocks(part.stop, OPTIMIZER_BLOCKSIZE))
+    for span in spans(p.numel(), OPTIMIZER_BLOCKSIZE):
+        grad, old = _read(span, g, p)
+        codes = [read(state, span.start, span.stop, torch.uint8) for state in states]
         moments = [
-            ops.dequantize_blockwise(code[part], absmax[inside], qmap, OPTIMIZER_BLOCKSIZE, torch.float32)
+            ops.dequantize_blockwise(code, absmax[span.first : span.last], qmap, OPTIMIZER_BLOCKSIZE, torch.float32)
             for code, absmax, qmap in zip(codes, scales, maps, strict=True)
         ]
-        g_part, p_part = flat_g[part], flat_p[part].float()
-        direction = _direction(rule, h, g_part, p_part, moments)
-        flat_p[part].copy_(_descend(rule, h, g_part, p_part, direction, None))
+        direction = _direction(rule, h, grad, old, moments)
+        write(p, span.start, _descend(rule, h, grad, old, direction))
 
-        for code, absmax, qmap, moment in zip(codes, scales, maps, moments, strict=True):
+        for state, code, absmax, qmap, moment in zip(states, codes, scales, maps, moments, strict=True):
             new_code, new_absmax = ops.quantize_blockwise(moment, qmap, OPTIMIZER_BLOCKSIZE)
             if skip_zeros:
                 # Encoding a decoded block again may move its absmax: -1 is no level of the signed map.
-                padded = torch.nn.functional.pad(g_part != 0, (0, -g_part.numel() % OPTIMIZER_BLOCKSIZE))
-                touched = padded.view(-1, OPTIMIZER_BLOCKSIZE).any(dim=1)
-                elements = touched.unsqueeze(1).expand(-1, OPTIMIZER_BLOCKSIZE).reshape(-1)[: g_part.numel()]
-                new_code = torch.where(elements, new_code, code[part])
-                new_absmax = torch.where(touched, new_absmax, absmax[inside])
-            code[part].copy_(new_code)
-            absmax[inside].copy_(new_absmax)
-    _write_back((p, [flat_p]), (state1, rows1), (state2, rows2), (absmax1, scales1), (absmax2, scales2))
+                touched = by_block(grad != 0, span, OPTIMIZER_BLOCKSIZE).any(1)
+                elements = touched.unsqueeze(1).expand(-1, OPTIMIZER_BLOCKSIZE).reshape(-1)[: code.numel()]
+                new_code = torch.where(elements, new_code, code)
+                new_absmax = torch.where(touched, new_absmax, absmax[span.first : span.last])
+            write(state, span.start, new_code)
+            absmax[span.first : span.last].copy_(new_absmax)
 
 
 register_reference("optimizer_update_32bit", optimizer_update_32bit)
