@@ -1,0 +1,7 @@
+"""`python -m bitsandbytes`."""
+
+import sys
+
+from bitsandbytes.cli import main
+
+sys.exit(main())

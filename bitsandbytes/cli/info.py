@@ -1,0 +1,109 @@
+"""`python -m bitsandbytes info`: what is installed, what runs where, and a self-test."""
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
+import json
+import platform
+import sys
+from typing import Any
+
+import torch
+
+import bitsandbytes
+from bitsandbytes import backends
+from bitsandbytes._ops import implementations
+from bitsandbytes.cli import selftest
+
+_PACKAGES = ("torch", "torch_npu", "transformers", "accelerate", "peft", "diffusers")
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, of Python and of the installed packages that matter; none of them is imported."""
+    found = {
+        "bitsandbytes": bitsandbytes.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def devices() -> list[torch.device]:
+    """The CPU and every card of the accelerator that PyTorch finds."""
+    found = [torch.device("cpu")]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None  # an available accelerator has a type
+        found += [torch.device(kind.type, index) for index in range(torch.accelerator.device_count())]
+    return found
+
+
+def operators(device_type: str) -> dict[str, str]:
+    """Operator -> the implementation that a tensor of `device_type` reaches."""
+    key = {"cpu": "CPU", "npu": "PrivateUse1"}.get(device_type, device_type.upper())
+    return {
+        op: by_key.get(key) or by_key.get("CompositeExplicitAutograd", "none")
+        for op, by_key in sorted(implementations.items())
+    }
+
+
+def report() -> dict[str, Any]:
+    """Everything the command shows. `cause` is the first thing that is wrong, None on a healthy host."""
+    present = devices()
+    tests = {str(device): selftest.run(device) for device in present}
+    wrong = [f"{device}: {name}: {why}" for device, checks in tests.items() for name, why in checks.items() if why]
+    return {
+        "versions": versions(),
+        "devices": [str(device) for device in present],
+        "backends": {name: {"available": ok, "why_not": why} for name, (ok, why) in backends.status().items()},
+        "operators": {kind: operators(kind) for kind in dict.fromkeys(device.type for device in present)},
+        "self_test": {
+            device: {name: {"passed": not why, "why_not": why} for name, why in checks.items()}
+            for device, checks in tests.items()
+        },
+        "healthy": not wrong,
+        "cause": wrong[0] if wrong else None,
+    }
+
+
+def _print_section(title: str, rows: dict[str, str]) -> None:
+    width = max(map(len, rows), default=0)
+    print(title)
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value}")
+    print()
+
+
+def _print_report(found: dict[str, Any]) -> None:
+    _print_section("Versions", found["versions"])
+    _print_section(
+        "Backends",
+        {
+            name: "available" if backend["available"] else f"not available: {backend['why_not']}"
+            for name, backend in found["backends"].items()
+        },
+    )
+    for kind, chosen in found["operators"].items():
+        _print_section(f"Operators on {kind}", chosen)
+    for device, checks in found["self_test"].items():
+        _print_section(
+            f"Self-test on {device}",
+            {name: "ok" if check["passed"] else f"FAILED: {check['why_not']}" for name, check in checks.items()},
+        )
+    print("All is well." if found["healthy"] else f"Something is wrong: {found['cause']}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; 0 on a healthy host, 1 with the cause in the last line otherwise."""
+    found = report()
+    if options.json:
+        print(json.dumps(found, indent=2))
+        if not found["healthy"]:
+            print(f"Something is wrong: {found['cause']}", file=sys.stderr)
+    else:
+        _print_report(found)
+    return 0 if found["healthy"] else 1
