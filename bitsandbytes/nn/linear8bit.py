@@ -139,6 +139,8 @@ class QuantizedInt8Module(nn.Module):
         if old.dtype == torch.int8:
             return Int8Params(value.data, requires_grad=False).to(device)
         # Floating point to floating point: PyTorch copies it into the old parameter, or takes it with assign=True.
+        if not isinstance(old, Int8Params):  # a layer whose weight was replaced, by tying for instance
+            return value
         return Int8Params(value.data, old.requires_grad, old.has_fp16_weights)
 
 
