@@ -18,5 +18,9 @@ class UnsupportedError(BitsAndBytesError, NotImplementedError):
     """A call that is well formed but that no implementation here can run; the message says why and what works."""
 
 
+class UnsupportedArgumentError(UnsupportedError, ValueError):
+    """An argument of an optimizer that no update rule here honours."""
+
+
 class NotQuantizedError(BitsAndBytesError, RuntimeError):
     """A quantised layer whose weight was not quantised yet; moving it to a device does that."""

@@ -50,7 +50,9 @@ def register(op: str, kernel: Callable[..., Any], key: str, implementation: str)
 
     def checked_kernel(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
-        return kernel(*args, **kwargs)
+        # No operator has a derivative of its own; PyTorch says so when one is asked for.
+        with torch.no_grad():
+            return kernel(*args, **kwargs)
 
     _library.impl(op, checked_kernel, key)
     implementations[op][key] = implementation

@@ -139,7 +139,7 @@ def _check_gemm(
             raise ArgumentError(op, "absmax_8bit", f"of {blocks} values, one per block", absmax_8bit.numel())
         check.absmax(op, absmax, blocks, NESTED_BLOCKSIZE)
         check.code_map(op, absmax_code, MAP_SIZE, "absmax_code")
-        check.dtype_is(op, "absmax_offset", absmax_offset, torch.float32)
+        check.float_dtype(op, "the dtype of absmax_offset", absmax_offset.dtype)
         if absmax_offset.numel() != 1:
             raise ArgumentError(op, "absmax_offset", "a single value", f"{absmax_offset.numel()} values")
     if bias is not None:

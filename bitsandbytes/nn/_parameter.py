@@ -12,19 +12,10 @@ from typing_extensions import Self
 
 # Functions of a parameter whose tensors are parameters of the same class with the same metadata. FSDP2 shards with
 # chunk and split; torch.nn.Parameter() and Module.to() call detach.
-_KEEP = frozenset(
-    {
-        torch.chunk,
-        torch.split,
-        torch.detach,
-        torch.clone,
-        torch.Tensor.chunk,
-        torch.Tensor.split,
-        torch.Tensor.detach,
-        torch.Tensor.clone,
-        torch.Tensor.view,
-    }
-)
+_KEEP = frozenset({torch.chunk, torch.split, torch.detach, torch.Tensor.chunk, torch.Tensor.split, torch.Tensor.detach})
+# Of a quantised one these too. A clone of a weight still in floating point is a plain tensor, not a second weight
+# that the next move would quantise.
+_KEEP_QUANTIZED = frozenset({torch.clone, torch.Tensor.clone, torch.Tensor.view})
 
 
 def _new(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:
@@ -147,9 +138,11 @@ class QuantizedParameter(torch.nn.Parameter):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         result = super().__torch_function__(func, types, args, kwargs or {})
-        if func not in _KEEP or not isinstance(args[0], cls):
+        if func not in _KEEP and func not in _KEEP_QUANTIZED:
             return result
         source = args[0]
+        if not isinstance(source, cls) or (func in _KEEP_QUANTIZED and not source._is_quantized()):
+            return result
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dtype != source.dtype:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import bitsandbytes as bnb
 
-from .linear4bit import Params4bit, Quantized4bitModule
+from .linear4bit import Params4bit, Quantized4bitModule, logger
 from .linear8bit import Int8Params, QuantizedInt8Module
 from ..errors import NotQuantizedError
 from ..optim import GlobalOptimManager
@@ -154,6 +154,13 @@ class Embedding4bit(Quantized4bitModule, nn.Embedding):
             module=self,
         )
         self.quant_state = None
+        if embedding_dim % self.weight.blocksize:
+            logger.warning(
+                "Embedding4bit: width %d is no multiple of the block size %d: rows share blocks, and every lookup in "
+                "training or inference decodes one more block a row.",
+                embedding_dim,
+                self.weight.blocksize,
+            )
 
     def _weight_shape(self) -> tuple[int, int]:
         return self.num_embeddings, self.embedding_dim

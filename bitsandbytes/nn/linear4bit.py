@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import copy
+import logging
 from math import prod
 from typing import Any
 
@@ -14,6 +15,8 @@ from ._parameter import QuantizedParameter
 from ..errors import NotQuantizedError
 from ..formats import DEFAULT_BLOCKSIZE_4BIT, num_blocks, packed_bytes
 from ..quant_state import QuantState
+
+logger = logging.getLogger("bitsandbytes.nn.modules")  # the name that applications configure
 
 
 def _of_state(path: str) -> property:
@@ -311,6 +314,11 @@ class Linear4bit(Quantized4bitModule, nn.Linear):
         """Compute in x's dtype from now on, if its range is safe; float16 inputs leave the choice open."""
         if x.dtype in (torch.float32, torch.bfloat16):
             self.compute_dtype = x.dtype
+        elif not torch.compiler.is_compiling():
+            logger.warning(
+                "Linear4bit: compute_dtype is not set, so float16 inputs are computed in float16, whose range can be "
+                "too small for inference or training of large models. Set compute_dtype for training and inference."
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in_features) to (..., out_features), in x's dtype."""

@@ -120,19 +120,23 @@ def replace_parameter_4bit_prequantized(
 
 def _register(module: nn.Module, name: str, state: F.QuantState) -> None:
     P.register_parametrization(module, name, Bnb4bitParametrization(state), unsafe=True)
+    _register_parametrization_hooks(module, name)
+
+
+def _register_parametrization_hooks(module: nn.Module, name: str) -> None:
     module.register_state_dict_post_hook(partial(_save, param_name=name))
     module.register_load_state_dict_pre_hook(partial(_load, param_name=name))
-    module.register_forward_pre_hook(_enable_cache)
+    module.register_forward_pre_hook(_enable_parametrization_cache)
     # always_call: activation checkpointing leaves a recomputed forward by an exception, and the cache would stay on
     # for the rest of the run, with every decoded parameter in it.
-    module.register_forward_hook(_disable_cache, always_call=True)
+    module.register_forward_hook(_disable_parametrization_cache, always_call=True)
 
 
-def _enable_cache(module: nn.Module, inputs: Any) -> None:
+def _enable_parametrization_cache(module: nn.Module, inputs: Any) -> None:
     P._cache_enabled += 1
 
 
-def _disable_cache(module: nn.Module, inputs: Any, output: Any) -> None:
+def _disable_parametrization_cache(module: nn.Module, inputs: Any, output: Any) -> None:
     # Never below 0: the hook also runs when an earlier pre-hook failed before ours counted.
     P._cache_enabled = max(0, P._cache_enabled - 1)
     if not P._cache_enabled:
