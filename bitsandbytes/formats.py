@@ -4,6 +4,7 @@ Each constant of the package's formats exists here and nowhere else.
 """
 
 import functools
+from math import prod
 
 import torch
 
@@ -59,6 +60,11 @@ def packed_bytes(numel: int) -> int:
     return (numel + 1) // 2
 
 
+def rows_of(tensor: torch.Tensor) -> int:
+    """Number of rows of a tensor with its leading dimensions flattened."""
+    return prod(tensor.shape[:-1])
+
+
 def midpoints(levels: torch.Tensor) -> torch.Tensor:
     """Decision points `(a + b) / 2` between neighbours of ascending `levels`, in fp32, rounded to nearest."""
     return (levels[:-1] + levels[1:]) / 2
@@ -67,9 +73,9 @@ def midpoints(levels: torch.Tensor) -> torch.Tensor:
 def exact_midpoints(levels: torch.Tensor) -> torch.Tensor:
     """Decision points between neighbours of ascending fp32 `levels`, rounded down.
 
-    For every fp32 `x`, `x > exact_midpoints` equals `x > (a + b) / 2` in real arithmetic, so counting the points below
-    `x` gives the exactly nearest level. The rounding error of `a + b` comes from Knuth's TwoSum (TAOCP 2, 4.2.2),
-    which needs no float64.
+    For every fp32 `x`, `x > exact_midpoints` equals `x > (a + b) / 2` in real arithmetic (unless that is subnormal),
+    so counting the points below `x` gives the exactly nearest level. The rounding error of `a + b` comes from Knuth's
+    TwoSum (TAOCP 2, 4.2.2), which needs no float64.
     """
     a, b = levels[:-1], levels[1:]
     s = a + b

@@ -190,7 +190,7 @@ class QuantState:
     def __eq__(self, other):
         def same(a, b):
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-                return a.device == b.device and torch.equal(a, b)
+                return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
             return type(a) is type(b) and a == b
 
         if not isinstance(other, QuantState):

@@ -1,12 +1,13 @@
 """Checks shared by the operator families. They look at metadata only and cost a few comparisons."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
-from ..formats import BLOCKSIZES_4BIT, CODEBOOKS, FLOAT_DTYPES, MAP_SIZE, num_blocks
+from ..formats import BLOCKSIZES_4BIT, CODEBOOKS, FLOAT_DTYPES, MAP_SIZE, num_blocks, packed_bytes
 
 
 def listed(values: Sequence[Any]) -> str:
@@ -54,6 +55,25 @@ def absmax(op: str, tensor: torch.Tensor, numel: int, blocksize: int, argument: 
         raise ArgumentError(
             op, argument, f"of {expected} values, one per block of {blocksize} in {numel} elements", f"{tensor.numel()}"
         )
+
+
+def packed(op: str, argument: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    if any(size < 0 for size in shape):
+        raise ArgumentError(op, "shape", "of sizes that are not negative", list(shape))
+    got, expected = tensor.numel() * tensor.itemsize, packed_bytes(prod(shape))
+    if got != expected:
+        raise ArgumentError(op, argument, f"{expected} bytes, the packed size of {list(shape)}", f"{got} bytes")
+
+
+def matmul_4bit(op: str, A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], blocksize: int) -> None:
+    blocksize_4bit(op, blocksize)
+    float_dtype(op, "the dtype of A", A.dtype)
+    if len(shapeB) != 2:
+        raise ArgumentError(op, "shapeB", "[out_features, in_features]", list(shapeB))
+    if A.dim() == 0 or A.shape[-1] != shapeB[1]:
+        raise ArgumentError(op, "A", f"of {shapeB[1]} columns, the in_features of shapeB", f"shape {tuple(A.shape)}")
+    packed(op, "B", B, shapeB)
+    same_device(op, A, B=B)
 
 
 def code_map(op: str, tensor: torch.Tensor, size: int = MAP_SIZE, argument: str = "code") -> None:

@@ -15,12 +15,6 @@ from ..errors import ArgumentError
 from ..formats import MAP_SIZE, NESTED_BLOCKSIZE, num_blocks, packed_bytes
 
 
-def _packed(op: str, argument: str, tensor: torch.Tensor, numel: int) -> None:
-    got, expected = tensor.numel() * tensor.itemsize, packed_bytes(numel)
-    if got != expected:
-        raise ArgumentError(op, argument, f"{expected} bytes, the packed size of {numel} elements", f"{got} bytes")
-
-
 def _check_quantize(A: torch.Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype) -> None:
     op = "quantize_4bit"
     check.blocksize_4bit(op, blocksize)
@@ -59,8 +53,8 @@ def _check_dequantize(
     check.blocksize_4bit(op, blocksize)
     check.quant_type(op, quant_type)
     check.float_dtype(op, "dtype", dtype)
+    check.packed(op, "A", A, shape)
     check.absmax(op, absmax, prod(shape), blocksize)
-    _packed(op, "A", A, prod(shape))
     check.same_device(op, A, absmax=absmax)
 
 
@@ -98,19 +92,6 @@ define(
 )
 
 
-def _check_matmul(
-    op: str, A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], absmax: torch.Tensor, blocksize: int
-) -> None:
-    check.blocksize_4bit(op, blocksize)
-    check.float_dtype(op, "the dtype of A", A.dtype)
-    if len(shapeB) != 2:
-        raise ArgumentError(op, "shapeB", "[out_features, in_features]", list(shapeB))
-    if A.dim() == 0 or A.shape[-1] != shapeB[1]:
-        raise ArgumentError(op, "A", f"of {shapeB[1]} columns, the in_features of shapeB", f"shape {tuple(A.shape)}")
-    _packed(op, "B", B, prod(shapeB))
-    check.same_device(op, A, B=B, absmax=absmax)
-
-
 def _check_gemm(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -125,7 +106,7 @@ def _check_gemm(
 ) -> None:
     op = "gemm_4bit"
     check.quant_type(op, quant_type)
-    _check_matmul(op, A, B, shapeB, absmax, blocksize)
+    check.matmul_4bit(op, A, B, shapeB, blocksize)
     n = prod(shapeB)
     if absmax_8bit is None:
         check.absmax(op, absmax, n, blocksize)
@@ -146,7 +127,9 @@ def _check_gemm(
         if tuple(bias.shape) != (shapeB[0],):
             raise ArgumentError(op, "bias", f"of shape ({shapeB[0]},)", tuple(bias.shape))
         check.dtype_is(op, "bias", bias, A.dtype)
-    check.same_device(op, A, bias=bias, absmax_8bit=absmax_8bit, absmax_code=absmax_code, absmax_offset=absmax_offset)
+    check.same_device(
+        op, A, absmax=absmax, bias=bias, absmax_8bit=absmax_8bit, absmax_code=absmax_code, absmax_offset=absmax_offset
+    )
 
 
 def _fake_matmul(A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], *args, **kwargs) -> torch.Tensor:
@@ -165,10 +148,10 @@ def _check_gemv(
     A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], absmax: torch.Tensor, code: torch.Tensor, blocksize: int
 ) -> None:
     op = "gemv_4bit"
-    _check_matmul(op, A, B, shapeB, absmax, blocksize)
+    check.matmul_4bit(op, A, B, shapeB, blocksize)
     check.absmax(op, absmax, prod(shapeB), blocksize)
     check.code_map(op, code, 16)
-    check.same_device(op, A, code=code)
+    check.same_device(op, A, absmax=absmax, code=code)
 
 
 define(

@@ -4,18 +4,12 @@ Statistics are absolute maxima, one fp32 value per row (`row_stats`, `SCA`) or p
 a code stands for `code * statistic / 127`. `threshold > 0` makes an element an outlier when its magnitude reaches it.
 """
 
-from math import prod
-
 import torch
 
 from . import _checks as check
 from . import define
 from ..errors import ArgumentError
-
-
-def rows_of(A: torch.Tensor) -> int:
-    """Number of rows of `A` with its leading dimensions flattened."""
-    return prod(A.shape[:-1])
+from ..formats import rows_of
 
 
 def _matrix(op: str, argument: str, tensor: torch.Tensor) -> None:

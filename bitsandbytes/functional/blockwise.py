@@ -13,6 +13,7 @@ def _map(code: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     return (name2qmap["dynamic"] if code is None else code).to(device, copy=True)
 
 
+@torch.no_grad()  # codes have no derivative
 def quantize_blockwise(
     A: torch.Tensor,
     code: torch.Tensor | None = None,
@@ -53,10 +54,10 @@ def quantize_blockwise(
 
 
 def compress_absmax(state: QuantState, blocksize: int) -> QuantState:
-    """Quantise a state's scales: their mean is subtracted, the rest goes to 8 bits with the signed dynamic map."""
+    """Quantise a new state's scales, which are overwritten: their mean is subtracted, the rest goes to 8 bits."""
     # An empty tensor has no mean; NaN would not be valid JSON on disk.
     offset = state.absmax.mean() if state.absmax.numel() else state.absmax.new_zeros(())
-    absmax, state2 = quantize_blockwise(state.absmax - offset, blocksize=blocksize)
+    absmax, state2 = quantize_blockwise(state.absmax.sub_(offset), blocksize=blocksize)
     return QuantState(
         absmax=absmax,
         shape=state.shape,
@@ -114,6 +115,7 @@ def dequantize_blockwise(
             raise ArgumentError(op, "quant_state or absmax", "given", "neither")
         quant_state = QuantState(absmax=absmax, code=_map(code, A.device), blocksize=blocksize, dtype=torch.float32)
     check.blocksize_8bit(op, quant_state.blocksize)
+    check.dtype_is(op, "the dtype of A", A, torch.uint8)  # here too: nested scales are decoded before the operator runs
     args = (A, decoded_absmax(quant_state), quant_state.code.to(A.device), quant_state.blocksize, quant_state.dtype)
     if out is None:
         return torch.ops.bitsandbytes.dequantize_blockwise(*args)

@@ -19,6 +19,7 @@ class _Default(str):
 _FP4_BY_DEFAULT = _Default("fp4")
 
 
+@torch.no_grad()  # codes have no derivative
 def quantize_4bit(
     A: torch.Tensor,
     absmax: torch.Tensor | None = None,
@@ -133,9 +134,13 @@ def dequantize_4bit(
     elif blocksize is not None and blocksize != quant_state.blocksize:
         raise ArgumentError(op, "blocksize", f"{quant_state.blocksize}, that of quant_state", blocksize)
     decoded_type = resolve_quant_type(op, quant_state, None if quant_type is _FP4_BY_DEFAULT else quant_type)
-    check.blocksize_4bit(op, quant_state.blocksize)
-
     shape: Sequence[int] = quant_state.shape
+    check.blocksize_4bit(op, quant_state.blocksize)
+    # Here too, because nested scales are decoded before the operator runs.
+    check.packed(op, "A", A, shape)
+    if out is not None:
+        check.out_like(op, out, shape, quant_state.dtype, A.device)
+
     args = (A, decoded_absmax(quant_state), quant_state.blocksize, decoded_type, shape, quant_state.dtype)
     if out is None:
         out = torch.ops.bitsandbytes.dequantize_4bit(*args)
@@ -185,6 +190,7 @@ def gemv_4bit(
     """
     if state is None:
         raise ArgumentError("gemv_4bit", "state", "the QuantState of B", None)
+    check.matmul_4bit("gemv_4bit", A, B, state.shape, state.blocksize)  # before nested scales are decoded
     args = (A, B, state.shape, decoded_absmax(state), state.code, state.blocksize)
     if out is None:
         return torch.ops.bitsandbytes.gemv_4bit(*args)

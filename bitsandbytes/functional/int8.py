@@ -6,6 +6,7 @@ from .._ops import _checks as check
 from ..errors import ArgumentError
 
 
+@torch.no_grad()  # codes have no derivative
 def int8_vectorwise_quant(A: torch.Tensor, threshold=0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Quantise each row to int8 by its absolute maximum.
 
@@ -30,6 +31,7 @@ def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tenso
     return torch.ops.bitsandbytes.int8_vectorwise_dequant(A, stats)
 
 
+@torch.no_grad()  # codes have no derivative
 def int8_double_quant(
     A: torch.Tensor,
     col_stats: torch.Tensor | None = None,

@@ -108,7 +108,8 @@ def scale(rows: torch.Tensor, absmax: torch.Tensor, target: float = 1.0) -> torc
     finite. One multiplication by 1 and one division by 1 stand for the branch: they are exact and need no host
     synchronisation.
     """
-    reciprocal = target / absmax
+    # Not `target / absmax`: PyTorch computes that as (1 / absmax) * target, which rounds twice.
+    reciprocal = torch.full_like(absmax, target).div_(absmax)
     usable = reciprocal.isfinite()
     factor = torch.where(usable, reciprocal, 1.0)
     divisor = torch.where(usable | (absmax == 0), 1.0, absmax)

@@ -17,6 +17,7 @@ from ...formats import (
     decision_points,
     num_blocks,
     packed_bytes,
+    rows_of,
 )
 
 
@@ -132,7 +133,8 @@ def _matmul(
     """`A @ weight.T + bias`, all in fp32, decoding a bounded number of weight rows at a time; one cast at the end."""
     n, k = shapeB
     rows = max(1, SPAN // max(k, 1))
-    x = A.reshape(-1, k).float()
+    # A fresh copy: the sum's order, and so its last bits, must not depend on the strides or alignment of A.
+    x = read(A, 0, A.numel(), torch.float32).view(rows_of(A), k)
     result = torch.empty((x.shape[0], n), dtype=torch.float32, device=A.device)
     with exact_matmul(A.device):
         for first in range(0, n, rows):

@@ -4,8 +4,7 @@ import torch
 
 from ._blocks import by_block, exact_matmul, read, scale, spans, write
 from ..._ops import register_reference
-from ..._ops.int8 import rows_of
-from ...formats import INT8_MAX
+from ...formats import INT8_MAX, rows_of
 
 # fp32 sums of products of int8 codes are exact up to 2**24 = 1024 * 128 * 128.
 _EXACT_COLUMNS = 1024
@@ -51,7 +50,7 @@ def int8_double_quant(
     A: torch.Tensor, threshold: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     by_row, row_stats, outlier_cols = torch.ops.bitsandbytes.int8_vectorwise_quant(A, threshold)
-    by_column, col_stats, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(A.reshape(-1, A.shape[-1]).t())
+    by_column, col_stats, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(A.reshape(rows_of(A), A.shape[-1]).t())
     by_column = by_column.t().contiguous().view(A.shape)
     if outlier_cols is not None:
         # Outlier columns are computed apart in full precision. An outlier's whole column is left out, so the
@@ -73,7 +72,8 @@ def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tenso
 
 def int8_linear_matmul_out(A: torch.Tensor, B: torch.Tensor, out: torch.Tensor) -> None:
     # torch._int_mm is not used: on CPUs without VNNI its oneDNN kernel saturates 16-bit sums.
-    rows, columns = A.reshape(-1, A.shape[-1]), A.shape[-1]
+    columns = A.shape[-1]
+    rows = A.reshape(rows_of(A), columns)
     total = torch.zeros((rows.shape[0], B.shape[0]), dtype=torch.int32, device=A.device)
     with exact_matmul(A.device):
         for first in range(0, columns, _EXACT_COLUMNS):
@@ -95,8 +95,8 @@ def int8_mm_dequant(
     dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    scales = row_stats.reshape(-1, 1) * col_stats.reshape(1, -1)
-    result = A.reshape(scales.shape) * scales * (1 / INT8_MAX**2)
+    result = row_stats.reshape(-1, 1) * col_stats.reshape(1, -1)
+    result.mul_(A.reshape(result.shape)).mul_(1 / INT8_MAX**2)
     if bias is not None:
         result += bias.float()
     return result.view(A.shape).to(dtype or torch.float16)
@@ -127,10 +127,10 @@ def int8_mixed_scaled_mm(
     if outlier_cols is None:
         return ops.int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype), None
     result = ops.int8_scaled_mm(CA, CB, SCA, SCB, None, torch.float32)
-    outliers = A.reshape(-1, A.shape[-1]).index_select(1, outlier_cols)
+    outliers = A.reshape(rows_of(A), A.shape[-1]).index_select(1, outlier_cols)
     weight = ops.int8_vectorwise_dequant(CB.index_select(1, outlier_cols), SCB)
     with exact_matmul(A.device):
-        result.view(-1, CB.shape[0]).addmm_(outliers.float(), weight.t())
+        result.view(rows_of(A), CB.shape[0]).addmm_(outliers.float(), weight.t())
     if bias is not None:
         result += bias.float()
     return result.to(A.dtype), outliers
