@@ -89,4 +89,5 @@ def main(storage_name):
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    print(f"rank {os.environ['RANK']} finished")
+    print(f"rank {os.environ['RANK']} finished", flush=True)
+    os._exit(0)  # a thread that torch leaves behind sometimes aborts an ordinary exit, after everything was checked

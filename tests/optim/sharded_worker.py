@@ -1,5 +1,6 @@
 """One of two processes of test_sharded.py: trains a model under FSDP2, saves the optimizer, loads it, trains on."""
 
+import os
 from pathlib import Path
 import sys
 
@@ -101,3 +102,4 @@ def main(rank, folder):
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    os._exit(0)  # a thread that torch leaves behind sometimes aborts an ordinary exit, after everything was checked
