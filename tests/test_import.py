@@ -1,5 +1,6 @@
 """Importing the package: silent, offline, without an accelerator."""
 
+from importlib.metadata import distribution
 import os
 from pathlib import Path
 import subprocess
@@ -53,3 +54,10 @@ def test_import_loads_no_optional_dependency_and_changes_no_global_setting_of_to
         f"print([name for name in {names} if name in sys.modules and name not in before])"
     )
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+# bitsandbytes#1218: releases without a wheel for aarch64 made pip install an old version without a word.
+def test_one_wheel_serves_every_machine():
+    wheel = distribution("bitsandbytes").read_text("WHEEL")
+    assert wheel is not None
+    assert "Root-Is-Purelib: true" in wheel and "Tag: py3-none-any" in wheel

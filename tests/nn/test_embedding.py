@@ -18,6 +18,7 @@ from bitsandbytes.nn import (
     Embedding8bit,
     EmbeddingFP4,
     EmbeddingNF4,
+    Int8Params,
     Linear4bit,
     Params4bit,
     StableEmbedding,
@@ -275,3 +276,40 @@ def test_positional_arguments_of_the_quantised_tables():
     assert EmbeddingNF4(4, 64, torch.bfloat16, torch.bfloat16, "meta").weight.quant_type == "nf4"
     layer = Embedding8bit(4, 64, "meta", torch.float16)
     assert layer.weight.is_meta and layer.dtype == torch.float16
+
+
+# bitsandbytes#1782: the element indices of a large vocabulary pass 2**31. Untouched pages of zeros take no memory.
+LARGE_ROWS, LARGE_WIDTH = 2**24 + 3, 129
+
+
+@pytest.mark.slow
+def test_4_bit_rows_beyond_two_to_the_31_elements():
+    numel, last = LARGE_ROWS * LARGE_WIDTH, LARGE_ROWS - 1
+    assert numel > 2**31
+    packed = torch.zeros((numel + 1) // 2, 1, dtype=torch.uint8)
+    packed[last * LARGE_WIDTH // 2 :] = 0xFF
+    state = F.QuantState(
+        absmax=torch.ones(-(numel // -64)),
+        shape=torch.Size((LARGE_ROWS, LARGE_WIDTH)),
+        blocksize=64,
+        quant_type="nf4",
+        dtype=torch.float32,
+    )
+    table = EmbeddingNF4(LARGE_ROWS, LARGE_WIDTH, device="meta")
+    table.weight = Params4bit(packed, quant_state=state, quant_type="nf4", bnb_quantized=True, module=table)
+    edge = 2**31 // LARGE_WIDTH
+    rows = table(torch.tensor([0, edge - 1, edge, edge + 1, last - 1, last]))
+    # NF4's code 0 is -1, its code 15 is 1. The row before the last shares a byte with it where its start is odd.
+    assert (rows[:4] == -1).all() and (rows[4, :-1] == -1).all() and (rows[5] == 1).all()
+
+
+@pytest.mark.slow
+def test_int8_rows_beyond_two_to_the_31_elements():
+    last = LARGE_ROWS - 1
+    codes = torch.zeros(LARGE_ROWS, LARGE_WIDTH, dtype=torch.int8)
+    codes[last] = 127
+    table = Embedding8bit(LARGE_ROWS, LARGE_WIDTH, device="meta", dtype=torch.float32)
+    table.weight = Int8Params(codes, requires_grad=False, SCB=torch.full((LARGE_ROWS,), 2.0))
+    edge = 2**31 // LARGE_WIDTH
+    rows = table(torch.tensor([0, edge, edge + 1, last - 1, last]))
+    assert (rows[:4] == 0).all() and torch.equal(rows[4], torch.full((LARGE_WIDTH,), 2.0))
