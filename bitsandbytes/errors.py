@@ -24,3 +24,11 @@ class UnsupportedArgumentError(UnsupportedError, ValueError):
 
 class NotQuantizedError(BitsAndBytesError, RuntimeError):
     """A quantised layer whose weight was not quantised yet; moving it to a device does that."""
+
+
+class BackendUnavailableError(BitsAndBytesError, RuntimeError):
+    """A backend that cannot be used here; the message says why."""
+
+
+class NativeError(BitsAndBytesError, RuntimeError):
+    """A native kernel refused a call that had passed the operator's checks."""

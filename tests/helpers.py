@@ -106,31 +106,48 @@ def overload(op: str):
 
 @dataclass(frozen=True)
 class Target:
-    """One implementation on one device."""
+    """One implementation on one device; `native` on the CPU once for every instruction set this machine runs."""
 
     device: str
     implementation: str
+    instructions: str = ""
 
     def __str__(self) -> str:
-        return f"{self.device}-{self.implementation}"
+        return "-".join(filter(None, (self.device, self.implementation, self.instructions)))
 
     def op(self, name: str) -> Callable:
         """The operator, run by this implementation; skips the test where it has none."""
         registered = implementations[name][dispatch_key(self.device)]
         if registered == self.implementation:
-            return overload(name)
+            return self._witnessed(overload(name)) if self.instructions else overload(name)
         if self.implementation == "default":
             module = import_module(f"bitsandbytes.backends.default.{_FAMILY[name]}")
             return getattr(module, name.replace(".", "_"))
         pytest.skip(f"{name} on {self.device} has no implementation '{self.implementation}', only '{registered}'")
+
+    def _witnessed(self, op: Callable) -> Callable:
+        """`op` on these instructions; asserts that they ran unless there was nothing to compute."""
+
+        def run(*args, **kwargs):
+            cpu = import_module("bitsandbytes.backends.cpu")
+            with cpu.using_target(self.instructions):
+                result = op(*args, **kwargs)
+                assert cpu.last_target() == self.instructions
+            return result
+
+        return run
 
 
 def targets() -> list[Target]:
     """Every device with the reference and with each implementation that is registered there."""
     found = []
     for device in devices():
-        names = {implementations[op][dispatch_key(device)] for op in QUANT_OPS}
-        found += [Target(device, name) for name in sorted(names | {"default"})]
+        for name in sorted({implementations[op][dispatch_key(device)] for op in QUANT_OPS} | {"default"}):
+            if name == "native":
+                cpu = import_module("bitsandbytes.backends.cpu")
+                found += [Target(device, name, instructions) for instructions in cpu.targets()]
+            else:
+                found.append(Target(device, name))
     return found
 
 

@@ -18,6 +18,8 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 _check_of: dict[str, Callable[..., None]] = {}
 
+_kernels: dict[tuple[str, str], Callable[..., Any]] = {}
+
 #: operator -> dispatch key -> name of the implementation, as registered. Read by `python -m bitsandbytes`.
 implementations: dict[str, dict[str, str]] = defaultdict(dict)
 
@@ -45,17 +47,24 @@ def define(schema: str, check: Callable[..., None], fake: Callable[..., Any]) ->
 
 
 def register(op: str, kernel: Callable[..., Any], key: str, implementation: str) -> None:
-    """Register a kernel of operator `op` under a dispatch key (such as "CPU"), behind the operator's argument check."""
+    """Register a kernel of operator `op` under a dispatch key (such as "CPU"), behind the operator's argument check.
+
+    It replaces the kernel that was registered there before: backends are loaded from the reference to the best.
+    """
+    known = key in implementations[op]
+    _kernels[op, key] = kernel
+    implementations[op][key] = implementation
+    if known:  # PyTorch's dispatcher warns of a second registration
+        return
     check = _check_of[op]
 
     def checked_kernel(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
         # No operator has a derivative of its own; PyTorch says so when one is asked for.
         with torch.no_grad():
-            return kernel(*args, **kwargs)
+            return _kernels[op, key](*args, **kwargs)
 
     _library.impl(op, checked_kernel, key)
-    implementations[op][key] = implementation
 
 
 def register_reference(op: str, kernel: Callable[..., Any]) -> None:

@@ -8,8 +8,10 @@ from importlib import import_module
 from importlib.metadata import entry_points
 import warnings
 
-#: In the order of loading.
-_BACKENDS = ("default",)
+from ..errors import BackendUnavailableError
+
+#: In the order of loading: a later one replaces the kernels of an earlier one.
+_BACKENDS = ("default", "cpu")
 
 _status: dict[str, tuple[bool, str]] = {}
 
@@ -17,11 +19,16 @@ _status: dict[str, tuple[bool, str]] = {}
 def load() -> None:
     """Import every backend of this package, then those of other distributions.
 
-    A foreign backend that fails does not take the package down: the failure is a warning and stays in `status()`.
+    One that cannot be used here leaves its reason in `status()`. A foreign backend that fails does not take the
+    package down: the failure is a warning and stays in `status()`.
     """
     for name in _BACKENDS:
-        import_module(f"{__name__}.{name}")
-        _status[name] = (True, "")
+        try:
+            import_module(f"{__name__}.{name}")
+        except BackendUnavailableError as error:
+            _status[name] = (False, str(error))
+        else:
+            _status[name] = (True, "")
     for entry in entry_points(group="bitsandbytes.backends"):
         try:
             entry.load()()

@@ -34,6 +34,7 @@ def test_the_registered_implementation_is_the_one_that_runs(op, monkeypatch):
     library = torch.library.Library("bitsandbytes_registry_test", "FRAGMENT")
     monkeypatch.setattr(_ops, "_library", library)
     monkeypatch.setattr(_ops, "implementations", {op: {}})
+    monkeypatch.setattr(_ops, "_kernels", {})
     monkeypatch.setitem(_ops._check_of, op, lambda *args: calls.append("check"))
     library.define(str(overload(op)._schema).removeprefix("bitsandbytes::"))
     _ops.register(op, lambda *args: calls.append("kernel"), "CPU", "mine")

@@ -1,0 +1,6 @@
+"""Every environment variable that the package reads. They are read once, when the package is imported."""
+
+import os
+
+#: Instruction set of the native CPU kernels: a name that `python -m bitsandbytes info` lists; the best one if empty.
+CPU_TARGET = os.environ.get("BNB_CPU_TARGET", "")

@@ -1,0 +1,115 @@
+"""libbitsandbytes_cpu as Python sees it: its functions (csrc/cpu/api.h), targets, and tensors as arguments."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+from .. import _native
+from ..default._blocks import SPAN, Span, read
+from ... import _env
+from ...errors import UnsupportedError
+from ...formats import num_blocks
+
+_DTYPE = _QUANT_TYPE = _THREADS = c_int
+_SIZE, _TENSOR = c_int64, c_void_p
+
+_library = _native.load(
+    "bitsandbytes_cpu",
+    {
+        "bnb_cpu_runnable_target": (c_char_p, [c_int]),
+        "bnb_cpu_select_target": (c_int, [c_char_p]),
+        "bnb_cpu_target": (c_char_p, []),
+        "bnb_cpu_last_target": (c_char_p, []),
+        "bnb_cpu_threading": (c_char_p, []),
+        "bnb_cpu_codebook": (c_int, [_QUANT_TYPE, _TENSOR]),
+        "bnb_cpu_quantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+        "bnb_cpu_dequantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+    },
+)
+
+# csrc/common/dtype.h
+DTYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+QUANT_TYPE = {"nf4": 0, "fp4": 1}
+
+
+def call(op: str, *args: Any) -> None:
+    """Run an operator of the library on as many threads as PyTorch uses."""
+    _native.checked(_library, f"bnb_cpu_{op}", *args, torch.get_num_threads())
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy, whose memory holds its values in row-major order."""
+    return tensor.resolve_neg().contiguous()
+
+
+def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:
+    """Cut `numel` elements into spans of whole blocks, of about `SPAN` elements."""
+    step = max(blocksize, SPAN - SPAN % blocksize)
+    for start in range(0, numel, step):
+        stop = min(start + step, numel)
+        yield Span(start, stop, start // blocksize, num_blocks(stop, blocksize))
+
+
+def dense_spans(tensor: torch.Tensor, blocksize: int) -> Iterator[tuple[Span, torch.Tensor]]:
+    """Spans of whole blocks with their elements as a dense vector: one of all if that needs no copy."""
+    numel = tensor.numel()
+    if tensor.is_contiguous() and not tensor.is_neg():
+        yield Span(0, numel, 0, num_blocks(numel, blocksize)), tensor
+    else:
+        for span in whole_blocks(numel, blocksize):
+            yield span, read(tensor, span.start, span.stop, tensor.dtype)
+
+
+# --- Targets ----------------------------------------------------------------------------------------------------------
+
+
+def targets() -> tuple[str, ...]:
+    """The instruction sets that this build has and this machine runs, best first."""
+    names = iter(lambda: _library.bnb_cpu_runnable_target(len(found)), None)
+    found: list[str] = []
+    for name in names:
+        found.append(name.decode())
+    return tuple(found)
+
+
+def target() -> str:
+    """The instruction set in use."""
+    return _library.bnb_cpu_target().decode()
+
+
+def last_target() -> str:
+    """The instruction set that ran the last native operator of this thread; empty if none since the last selection."""
+    return _library.bnb_cpu_last_target().decode()
+
+
+def threading() -> str:
+    """What runs the threads of the kernels, in words."""
+    return _library.bnb_cpu_threading().decode()
+
+
+def select_target(name: str) -> None:
+    """Use one instruction set from now on, in the whole process; an empty name chooses the best.
+
+    Raises:
+        UnsupportedError: This build or this machine does not have it.
+    """
+    if _library.bnb_cpu_select_target(name.encode()):
+        raise UnsupportedError(f"CPU target must be one of {', '.join(targets())} on this machine, got '{name}'")
+
+
+@contextmanager
+def using_target(name: str) -> Iterator[None]:
+    """Use one instruction set within the context."""
+    before = target()
+    select_target(name)
+    try:
+        yield
+    finally:
+        select_target(before)
+
+
+if _env.CPU_TARGET:
+    select_target(_env.CPU_TARGET)

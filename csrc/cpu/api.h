@@ -1,0 +1,47 @@
+/* The C interface of libbitsandbytes_cpu.
+ *
+ * Tensors are contiguous and row-major. Sizes are 64-bit. A dtype is a value of bnb_dtype, a quant_type one of
+ * bnb_quant_type. `threads` bounds the threads of one call; small inputs use one. Every operator returns a bnb_status
+ * and checks sizes and enumerations before it touches memory; pointers may be null where a size is 0. Inputs are never
+ * written. Results are those of docs/numerics.md.
+ */
+#ifndef BITSANDBYTES_CPU_API_H_
+#define BITSANDBYTES_CPU_API_H_
+
+#include <stdint.h>
+
+#define BNB_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- Targets ---------------------------------------------------------------------------------------------------- */
+
+/* The i-th target that this machine runs, best first; null past the last. */
+BNB_API const char* bnb_cpu_runnable_target(int i);
+/* Uses one of them from now on, for the whole process; "" for the best. Otherwise BNB_UNKNOWN_TARGET. */
+BNB_API int bnb_cpu_select_target(const char* name);
+/* The target in use. */
+BNB_API const char* bnb_cpu_target(void);
+/* The target that ran the last operator of this thread since the last selection; "" if none did. */
+BNB_API const char* bnb_cpu_last_target(void);
+/* What runs the threads, in words. */
+BNB_API const char* bnb_cpu_threading(void);
+/* The 16 levels of a 4-bit type, in code order. */
+BNB_API int bnb_cpu_codebook(int quant_type, float* levels);
+
+/* --- 4-bit ------------------------------------------------------------------------------------------------------ */
+
+/* n values of `dtype` -> (n + 1) / 2 bytes and ceil(n / blocksize) scales. blocksize: 32, 64, ..., 4096. */
+BNB_API int bnb_cpu_quantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t n, const void* a,
+                                  uint8_t* packed, float* absmax, int threads);
+/* The reverse. */
+BNB_API int bnb_cpu_dequantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed,
+                                    const float* absmax, void* out, int threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* BITSANDBYTES_CPU_API_H_ */

@@ -1,0 +1,17 @@
+// The kernels of one target; the only content of each file in targets/, which defines BNB_TARGET.
+#pragma once
+
+// Headers for all targets at once, before any target's instructions are in effect.
+#include "cpu/kernels.h"
+#include "cpu/kernels/fourbit.h"
+
+namespace bnb {
+
+extern const Kernels BNB_TARGET;
+const Kernels BNB_TARGET = {
+    HWY_STR(BNB_TARGET),
+    Quantize4,
+    Dequantize4,
+};
+
+}  // namespace bnb
