@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, whole_blocks
-from ..default._blocks import write
+from ..default._blocks import read, write
 from ..._ops import register
 from ...formats import num_blocks, packed_bytes
 
@@ -24,30 +24,17 @@ def quantize_4bit(
             blocksize,
             span.stop - span.start,
             values.data_ptr(),
-            packed[span.start // 2 :].data_ptr(),
-            absmax[span.first :].data_ptr(),
+            packed.data_ptr() + span.start // 2,
+            absmax.data_ptr() + span.first * absmax.itemsize,
         )
     return packed.view(quant_storage).unsqueeze(1), absmax
-
-
-def _dequantize(packed: torch.Tensor, absmax: torch.Tensor, blocksize: int, quant_type: str, out: torch.Tensor) -> None:
-    call(
-        "dequantize_4bit",
-        DTYPE[out.dtype],
-        QUANT_TYPE[quant_type],
-        blocksize,
-        out.numel(),
-        packed.data_ptr(),
-        absmax.data_ptr(),
-        out.data_ptr(),
-    )
 
 
 def dequantize_4bit(
     A: torch.Tensor, absmax: torch.Tensor, blocksize: int, quant_type: str, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     out = torch.empty(shape, dtype=dtype)
-    _dequantize(dense(A), dense(absmax), blocksize, quant_type, out)
+    dequantize_4bit_out(A, absmax, blocksize, quant_type, shape, dtype, out)
     return out
 
 
@@ -60,13 +47,27 @@ def dequantize_4bit_out(
     dtype: torch.dtype,
     out: torch.Tensor,
 ) -> None:
-    packed, absmax = dense(A).view(-1).view(torch.uint8), dense(absmax).view(-1)
-    if out.is_contiguous():
-        _dequantize(packed, absmax, blocksize, quant_type, out)
+    absmax = dense(absmax)
+
+    def decode(packed: torch.Tensor, first_block: int, values: torch.Tensor) -> None:
+        call(
+            "dequantize_4bit",
+            DTYPE[dtype],
+            QUANT_TYPE[quant_type],
+            blocksize,
+            values.numel(),
+            packed.data_ptr(),
+            absmax.data_ptr() + first_block * absmax.itemsize,
+            values.data_ptr(),
+        )
+
+    if A.is_contiguous() and out.is_contiguous():
+        decode(A, 0, out)
         return
     for span in whole_blocks(out.numel(), blocksize):
+        packed = read(A, span.start // 2 // A.itemsize, packed_bytes(span.stop) // A.itemsize, A.dtype)
         values = torch.empty(span.stop - span.start, dtype=dtype)
-        _dequantize(packed[span.start // 2 :], absmax[span.first :], blocksize, quant_type, values)
+        decode(packed, span.first, values)
         write(out, span.start, values)
 
 
