@@ -46,9 +46,8 @@ def load(stem: str, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> ctype
     return library
 
 
-def checked(library: ctypes.CDLL, function: str, *args: Any) -> None:
-    """Call a function that returns a status; raise `NativeError`, or what Python has for it, unless it is 0."""
-    status = getattr(library, function)(*args)
+def check_status(status: int, function: str) -> None:
+    """Raise `NativeError`, or what Python has for it, unless a function returned 0."""
     if status:
         error = {3: MemoryError, 4: IndexError}.get(status, NativeError)
         raise error(f"{function}: {_STATUS.get(status, f'status {status}')}")

@@ -56,7 +56,7 @@ QUANT_TYPE = {"nf4": 0, "fp4": 1}
 
 def call(op: str, *args: Any) -> None:
     """Run an operator of the library on as many threads as PyTorch uses."""
-    _native.checked(_library, f"bnb_cpu_{op}", *args, torch.get_num_threads())
+    _native.check_status(getattr(_library, f"bnb_cpu_{op}")(*args, torch.get_num_threads()), op)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
