@@ -64,11 +64,6 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg().contiguous()
 
 
-def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Address of a dense tensor; null if there is none."""
-    return None if tensor is None else tensor.data_ptr()
-
-
 def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:
     """Cut `numel` elements into spans of whole blocks, of about `SPAN` elements."""
     step = max(blocksize, SPAN - SPAN % blocksize)
