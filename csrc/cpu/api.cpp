@@ -66,3 +66,15 @@ int bnb_cpu_dequantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_
   return Run(IsDtype(dtype) && IsQuantType(quant_type) && IsBlocksize4(blocksize) && AreSizes({n}),
              &bnb::Kernels::dequantize_4bit, dtype, quant_type, blocksize, n, packed, absmax, out, threads);
 }
+
+int bnb_cpu_quantize_blockwise(int dtype, int64_t blocksize, int64_t n, const void* a, const float* levels,
+                               uint8_t* codes, float* absmax, int threads) {
+  return Run(IsDtype(dtype) && blocksize > 0 && AreSizes({n}), &bnb::Kernels::quantize_blockwise, dtype, blocksize, n,
+             a, levels, codes, absmax, threads);
+}
+
+int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes, const float* absmax,
+                                 const float* levels, void* out, int threads) {
+  return Run(IsDtype(dtype) && blocksize > 0 && AreSizes({n}), &bnb::Kernels::dequantize_blockwise, dtype, blocksize, n,
+             codes, absmax, levels, out, threads);
+}

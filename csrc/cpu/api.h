@@ -40,6 +40,15 @@ BNB_API int bnb_cpu_quantize_4bit(int dtype, int quant_type, int64_t blocksize, 
 BNB_API int bnb_cpu_dequantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed,
                                     const float* absmax, void* out, int threads);
 
+/* --- 8-bit blockwise -------------------------------------------------------------------------------------------- */
+
+/* n values of `dtype` -> n codes and ceil(n / blocksize) scales. levels: 256, ascending. blocksize: any positive. */
+BNB_API int bnb_cpu_quantize_blockwise(int dtype, int64_t blocksize, int64_t n, const void* a, const float* levels,
+                                       uint8_t* codes, float* absmax, int threads);
+/* The reverse. */
+BNB_API int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes,
+                                         const float* absmax, const float* levels, void* out, int threads);
+
 #ifdef __cplusplus
 }
 #endif
