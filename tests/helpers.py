@@ -115,7 +115,7 @@ def reference(op: str) -> Callable:
 
 @contextmanager
 def reference_on_the_cpu():
-    """Within the context, every quantisation operator on CPU tensors runs the reference, as on a device without more."""
+    """Within the context, every quantisation operator on CPU tensors runs the reference."""
     keys = [(op, "CPU") for op in QUANT_OPS]
     before = {key: _ops._kernels[key] for key in keys}
     _ops._kernels.update({key: reference(key[0]) for key in keys})
