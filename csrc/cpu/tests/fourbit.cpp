@@ -201,7 +201,7 @@ void TestLengths() {
 }
 
 void TestThreads() {
-  constexpr int64_t kCount = 1000003, kBlocksize = 64, kBytes = (kCount + 1) / 2,
+  constexpr int64_t kCount = 300007, kBlocksize = 64, kBytes = (kCount + 1) / 2,
                     kBlocks = (kCount + kBlocksize - 1) / kBlocksize;
   Random random(2);
   Tensor x(BNB_BF16, kCount);
