@@ -122,7 +122,7 @@ class Target:
             return self._witnessed(overload(name)) if self.instructions else overload(name)
         if self.implementation == "default":
             module = import_module(f"bitsandbytes.backends.default.{_FAMILY[name]}")
-            return getattr(module, name.replace(".", "_"))
+            return torch.no_grad()(getattr(module, name.replace(".", "_")))  # as where it is registered
         pytest.skip(f"{name} on {self.device} has no implementation '{self.implementation}', only '{registered}'")
 
     def _witnessed(self, op: Callable) -> Callable:

@@ -60,9 +60,12 @@ def register(op: str, kernel: Callable[..., Any], key: str, implementation: str)
 
     def checked_kernel(*args: Any, **kwargs: Any) -> Any:
         check(*args, **kwargs)
+        kernel = _kernels[op, key]
+        if not torch.is_grad_enabled():  # entering no_grad takes 1.1 us, a third of a small kernel
+            return kernel(*args, **kwargs)
         # No operator has a derivative of its own; PyTorch says so when one is asked for.
         with torch.no_grad():
-            return _kernels[op, key](*args, **kwargs)
+            return kernel(*args, **kwargs)
 
     _library.impl(op, checked_kernel, key)
 

@@ -17,6 +17,7 @@ _STATUS = {
     1: "an argument is invalid",
     2: "the target is unknown, or this machine cannot run it",
     3: "out of memory",
+    4: "an index points past the table",
 }
 
 
@@ -45,8 +46,8 @@ def load(stem: str, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> ctype
     return library
 
 
-def checked(library: ctypes.CDLL, function: str, *args: Any) -> None:
-    """Call a function that returns a status; raise `NativeError` unless it is 0."""
-    status = getattr(library, function)(*args)
+def check_status(status: int, function: str) -> None:
+    """Raise `NativeError`, or what Python has for it, unless a function returned 0."""
     if status:
-        raise NativeError(f"{function}: {_STATUS.get(status, f'status {status}')}")
+        error = {3: MemoryError, 4: IndexError}.get(status, NativeError)
+        raise error(f"{function}: {_STATUS.get(status, f'status {status}')}")

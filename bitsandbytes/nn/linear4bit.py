@@ -327,8 +327,9 @@ class Linear4bit(Quantized4bitModule, nn.Linear):
             self.set_compute_type(x)
             self.compute_type_is_set = True
         dtype = self.compute_dtype or x.dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return bnb.matmul_4bit(x.to(dtype), self.weight, bias=bias, quant_state=self.weight.quant_state).to(x.dtype)
+        weight, bias = self.weight, self.bias
+        bias = None if bias is None else bias.to(dtype)
+        return bnb.matmul_4bit(x.to(dtype), weight, bias=bias, quant_state=weight.quant_state).to(x.dtype)
 
 
 class LinearFP4(Linear4bit):

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "common/codebooks.h"
 #include "common/dtype.h"
@@ -16,6 +17,9 @@ thread_local const char* last_target = "";
 
 bool IsDtype(int dtype) { return dtype == BNB_FP32 || dtype == BNB_FP16 || dtype == BNB_BF16; }
 bool IsQuantType(int quant_type) { return quant_type == BNB_NF4 || quant_type == BNB_FP4; }
+const float* Levels(int quant_type, const float* code) {
+  return code != nullptr ? code : quant_type == BNB_NF4 ? bnb::kNF4 : bnb::kFP4;
+}
 bool IsBlocksize4(int64_t blocksize) {
   return blocksize >= 32 && blocksize <= 4096 && (blocksize & (blocksize - 1)) == 0;
 }
@@ -27,13 +31,17 @@ bool AreSizes(std::initializer_list<int64_t> sizes) {
 }
 
 // Runs one kernel of the active target if the arguments are valid.
-template <typename... Parameters, typename... Arguments>
-int Run(bool valid, void (*bnb::Kernels::*kernel)(Parameters...), Arguments... arguments) {
+template <typename Result, typename... Parameters, typename... Arguments>
+int Run(bool valid, Result (*bnb::Kernels::*kernel)(Parameters...), Arguments... arguments) {
   if (!valid) return BNB_INVALID_ARGUMENT;
   const bnb::Kernels& kernels = bnb::ActiveKernels();
   last_target = kernels.name;
-  (kernels.*kernel)(arguments...);
-  return BNB_OK;
+  if constexpr (std::is_void_v<Result>) {
+    (kernels.*kernel)(arguments...);
+    return BNB_OK;
+  } else {
+    return (kernels.*kernel)(arguments...);
+  }
 }
 
 }  // namespace
@@ -47,11 +55,10 @@ int bnb_cpu_select_target(const char* name) {
 
 const char* bnb_cpu_target() { return bnb::ActiveKernels().name; }
 const char* bnb_cpu_last_target() { return last_target; }
-const char* bnb_cpu_threading() { return bnb::ThreadingName(); }
 
 int bnb_cpu_codebook(int quant_type, float* levels) {
   if (!IsQuantType(quant_type)) return BNB_INVALID_ARGUMENT;
-  memcpy(levels, quant_type == BNB_NF4 ? bnb::kNF4 : bnb::kFP4, sizeof(bnb::kNF4));
+  memcpy(levels, Levels(quant_type, nullptr), sizeof(bnb::kNF4));
   return BNB_OK;
 }
 
@@ -64,5 +71,24 @@ int bnb_cpu_quantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t 
 int bnb_cpu_dequantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed,
                             const float* absmax, void* out, int threads) {
   return Run(IsDtype(dtype) && IsQuantType(quant_type) && IsBlocksize4(blocksize) && AreSizes({n}),
-             &bnb::Kernels::dequantize_4bit, dtype, quant_type, blocksize, n, packed, absmax, out, threads);
+             &bnb::Kernels::dequantize_4bit, dtype, Levels(quant_type, nullptr), blocksize, n, packed, absmax, out,
+             threads);
+}
+
+int bnb_cpu_gemm_4bit(int dtype, int quant_type, const float* code, int64_t blocksize, int64_t m, int64_t n, int64_t k,
+                      const void* a, const uint8_t* packed, const float* absmax, const uint8_t* absmax_8bit,
+                      const float* absmax_code, float absmax_offset, const void* bias, void* out, int threads) {
+  return Run(IsDtype(dtype) && IsQuantType(quant_type) && IsBlocksize4(blocksize) && AreSizes({m, n, k}),
+             &bnb::Kernels::gemm_4bit, dtype, Levels(quant_type, code), blocksize, m, n, k, a, packed, absmax,
+             absmax_8bit, absmax_code, absmax_offset, bias, out, threads);
+}
+
+int bnb_cpu_decode_rows_4bit(int dtype, int quant_type, const float* code, int64_t blocksize, int64_t rows,
+                             int64_t width, const uint8_t* packed, const float* absmax, const uint8_t* absmax_8bit,
+                             const float* absmax_code, float absmax_offset, const int64_t* indices, int64_t first,
+                             int64_t count, void* out, int threads) {
+  const bool valid = IsDtype(dtype) && IsQuantType(quant_type) && IsBlocksize4(blocksize) &&
+                     AreSizes({rows, width, first, count}) && (indices != nullptr || count <= rows - first);
+  return Run(valid, &bnb::Kernels::decode_rows_4bit, dtype, Levels(quant_type, code), blocksize, rows, width, packed,
+             absmax, absmax_8bit, absmax_code, absmax_offset, indices, first, count, out, threads);
 }

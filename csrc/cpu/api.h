@@ -26,8 +26,6 @@ BNB_API int bnb_cpu_select_target(const char* name);
 BNB_API const char* bnb_cpu_target(void);
 /* The target that ran the last operator of this thread since the last selection; "" if none did. */
 BNB_API const char* bnb_cpu_last_target(void);
-/* What runs the threads, in words. */
-BNB_API const char* bnb_cpu_threading(void);
 /* The 16 levels of a 4-bit type, in code order. */
 BNB_API int bnb_cpu_codebook(int quant_type, float* levels);
 
@@ -39,6 +37,19 @@ BNB_API int bnb_cpu_quantize_4bit(int dtype, int quant_type, int64_t blocksize, 
 /* The reverse. */
 BNB_API int bnb_cpu_dequantize_4bit(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed,
                                     const float* absmax, void* out, int threads);
+/* out[m, n] = a[m, k] @ w[n, k].T + bias[n], accumulated in fp32; a, bias (or null) and out of `dtype`. `code` replaces
+ * the 16 levels of quant_type unless it is null. With absmax_8bit, absmax holds the scales of its blocks of 256 and the
+ * scale of block i is absmax_code[absmax_8bit[i]] * absmax[i / 256] + absmax_offset. */
+BNB_API int bnb_cpu_gemm_4bit(int dtype, int quant_type, const float* code, int64_t blocksize, int64_t m, int64_t n,
+                              int64_t k, const void* a, const uint8_t* packed, const float* absmax,
+                              const uint8_t* absmax_8bit, const float* absmax_code, float absmax_offset,
+                              const void* bias, void* out, int threads);
+/* Rows of a table of [rows, width], decoded to [count, width]: those of `indices`, or, if that is null, the rows from
+ * `first` on. Statistics as above. BNB_INDEX_OUT_OF_RANGE if a row does not exist. */
+BNB_API int bnb_cpu_decode_rows_4bit(int dtype, int quant_type, const float* code, int64_t blocksize, int64_t rows,
+                                     int64_t width, const uint8_t* packed, const float* absmax,
+                                     const uint8_t* absmax_8bit, const float* absmax_code, float absmax_offset,
+                                     const int64_t* indices, int64_t first, int64_t count, void* out, int threads);
 
 #ifdef __cplusplus
 }

@@ -9,8 +9,15 @@ struct Kernels {
   const char* name;
   void (*quantize_4bit)(int dtype, int quant_type, int64_t blocksize, int64_t n, const void* a, uint8_t* packed,
                         float* absmax, int threads);
-  void (*dequantize_4bit)(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed,
+  void (*dequantize_4bit)(int dtype, const float* levels, int64_t blocksize, int64_t n, const uint8_t* packed,
                           const float* absmax, void* out, int threads);
+  int (*gemm_4bit)(int dtype, const float* levels, int64_t blocksize, int64_t m, int64_t n, int64_t k, const void* a,
+                   const uint8_t* packed, const float* absmax, const uint8_t* absmax_8bit, const float* absmax_code,
+                   float absmax_offset, const void* bias, void* out, int threads);
+  int (*decode_rows_4bit)(int dtype, const float* levels, int64_t blocksize, int64_t rows, int64_t width,
+                          const uint8_t* packed, const float* absmax, const uint8_t* absmax_8bit,
+                          const float* absmax_code, float absmax_offset, const int64_t* indices, int64_t first,
+                          int64_t count, void* out, int threads);
 };
 
 }  // namespace bnb

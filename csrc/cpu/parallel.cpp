@@ -1,55 +1,126 @@
 #include "cpu/parallel.h"
 
-#include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
-#include <vector>
 
 namespace bnb {
 namespace {
 
-// GCC's OpenMP interface; LLVM's and Intel's runtimes offer it as well.
-using TeamFunction = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
-
-// The runtime that PyTorch uses is visible to the whole process: PyTorch opens it so. Linking to OpenMP would bring a
-// second pool, whose idle threads and PyTorch's spin against each other for the same cores.
-TeamFunction OpenMP() {
-  static const auto team = reinterpret_cast<TeamFunction>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  return team;
-}
-
-// Ranges are handed out on demand: on a loaded machine a thread that is not scheduled must not hold up the others.
+// Ranges are handed out on demand, and a caller waits for the helpers that have taken one, not for those that the
+// system has yet to wake. So a call on a loaded machine is slowed by what it lacks, not by a whole time slice, as it is
+// with OpenMP's barriers: they wait for every thread of the team.
 constexpr int64_t kRangesPerThread = 4;
 
-struct Team {
+// A caller that has run out of ranges looks this often, some tens of microseconds in all, before it sleeps.
+constexpr int kPatience = 1000;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct Job {
   int64_t total, step;
   RangeFunction function;
   const void* context;
+  int seats;  // helpers that may still join; guarded by the pool's mutex
+  Job* after;
+  std::atomic<int> helpers{0};  // at work; changes under the mutex
   std::atomic<int64_t> next{0};
-};
 
-void Work(void* data) {
-  Team& team = *static_cast<Team*>(data);
-  for (;;) {
-    const int64_t begin = team.next.fetch_add(team.step, std::memory_order_relaxed);
-    if (begin >= team.total) return;
-    const int64_t end = team.total - begin > team.step ? begin + team.step : team.total;
-    team.function(team.context, begin, end);
-  }
-}
-
-void OwnThreads(Team* team, int threads) {
-  std::vector<std::thread> helpers;
-  for (int i = 1; i < threads; ++i) {
-    try {
-      helpers.emplace_back(Work, team);
-    } catch (...) {
-      break;  // no more threads to be had: those there are do the work
+  void Work() {
+    for (;;) {
+      const int64_t begin = next.fetch_add(step, std::memory_order_relaxed);
+      if (begin >= total) return;
+      function(context, begin, total - begin > step ? begin + step : total);
     }
   }
-  Work(team);
-  for (std::thread& helper : helpers) helper.join();
+};
+
+class Pool {
+ public:
+  void Run(Job* job) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      while (size_ < job->seats && Start()) {
+      }
+      if (job->seats > size_) job->seats = size_;
+      job->after = jobs_;
+      jobs_ = job;
+    }
+    for (int i = 0; i < job->seats; ++i) work_.notify_one();
+    job->Work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    Job** link = &jobs_;
+    while (*link != job) link = &(*link)->after;
+    *link = job->after;  // nobody joins from here on
+    lock.unlock();
+    for (int i = 0; i < kPatience; ++i) {
+      if (job->helpers.load(std::memory_order_acquire) == 0) return;
+      Pause();
+    }
+    lock.lock();
+    done_.wait(lock, [job] { return job->helpers.load(std::memory_order_relaxed) == 0; });
+  }
+
+ private:
+  bool Start() {
+    try {
+      std::thread([this] { Serve(); }).detach();
+    } catch (...) {
+      return false;  // the system has no more threads: those there are do the work
+    }
+    ++size_;
+    return true;
+  }
+
+  [[noreturn]] void Serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      Job* job = jobs_;
+      while (job != nullptr && job->seats == 0) job = job->after;
+      if (job == nullptr) {
+        work_.wait(lock);
+        continue;
+      }
+      --job->seats;
+      job->helpers.fetch_add(1, std::memory_order_relaxed);
+      lock.unlock();
+      job->Work();
+      lock.lock();
+      // The caller may return, and its job end, as soon as this is 0.
+      if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_, done_;
+  Job* jobs_ = nullptr;  // running calls
+  int size_ = 0;         // helpers
+};
+
+// Never destroyed: helpers wait on it until the process ends.
+Pool* pool = nullptr;
+std::mutex creating;
+
+// A forked child has none of the helpers: it starts with a new pool.
+void Forget() { pool = nullptr; }
+
+Pool* ThePool() {
+  const std::lock_guard<std::mutex> lock(creating);
+  if (pool == nullptr) {
+    static const int registered = pthread_atfork(nullptr, nullptr, Forget);
+    (void)registered;
+    pool = new Pool;
+  }
+  return pool;
 }
 
 }  // namespace
@@ -59,16 +130,14 @@ void ParallelFor(int64_t total, int64_t grain, int threads, RangeFunction functi
   if (threads <= 1 || total <= grain) return function(context, 0, total);
   const int64_t pieces = static_cast<int64_t>(threads) * kRangesPerThread;
   const int64_t even = (total + pieces - 1) / pieces;
-  Team team{total, even > grain ? even : grain, function, context};
-  const int64_t ranges = (total + team.step - 1) / team.step;
-  if (ranges < threads) threads = static_cast<int>(ranges);
-  if (const TeamFunction start = OpenMP()) {
-    start(Work, &team, static_cast<unsigned>(threads), 0);
-  } else {
-    OwnThreads(&team, threads);
-  }
+  Job job{};
+  job.total = total;
+  job.step = even > grain ? even : grain;
+  job.function = function;
+  job.context = context;
+  const int64_t ranges = (total + job.step - 1) / job.step;
+  job.seats = static_cast<int>(ranges < threads ? ranges : threads) - 1;
+  ThePool()->Run(&job);
 }
-
-const char* ThreadingName() { return OpenMP() ? "the process's OpenMP runtime" : "own threads, one team a call"; }
 
 }  // namespace bnb

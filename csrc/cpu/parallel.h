@@ -1,4 +1,4 @@
-// Work sharing on the threads of the process's OpenMP runtime.
+// Work sharing among threads that sleep when there is nothing to do.
 #pragma once
 
 #include <stdint.h>
@@ -7,11 +7,8 @@ namespace bnb {
 
 using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);
 
-// Calls `function` on ranges that together cover [0, total), on at most `threads` threads; none is shorter than
-// `grain`, save the last. Returns when all are done.
+// Calls `function` on ranges that together cover [0, total), on at most `threads` threads, the caller's among them;
+// none is shorter than `grain`, save the last. Returns when all are done.
 void ParallelFor(int64_t total, int64_t grain, int threads, RangeFunction function, const void* context);
-
-// Name of what runs the threads.
-const char* ThreadingName();
 
 }  // namespace bnb

@@ -71,12 +71,15 @@ def storages_of(tensors):
 def fp32_bound(x, w, bias=None, dtype=torch.float32):
     """What a matmul accumulated in fp32 may differ by from the exact `x @ w.T + bias` in fp64, elementwise.
 
-    2 * K * eps * sum|x||w| for the accumulation and one rounding to `dtype` of the result.
+    2 * K * eps * sum|x||w| for the accumulation and one rounding to `dtype` of the result. A bf16 result may come from
+    weights that were rounded to bf16 once (docs/numerics.md).
     """
     x, w = x.double(), w.double()
     exact = torch.nn.functional.linear(x, w, None if bias is None else bias.double())
     magnitude = torch.nn.functional.linear(x.abs(), w.abs(), None if bias is None else bias.double().abs())
     accumulation = 2 * x.shape[-1] * torch.finfo(torch.float32).eps * magnitude
+    if dtype == torch.bfloat16:
+        accumulation += torch.finfo(dtype).eps / 2 * magnitude
     smallest = torch.finfo(dtype).smallest_normal
     rounding = torch.finfo(dtype).eps / 2 * (exact.abs() + accumulation).clamp_min(smallest)
     return exact, accumulation + rounding

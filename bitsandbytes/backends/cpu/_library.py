@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_char_p, c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -23,10 +23,29 @@ _library = _native.load(
         "bnb_cpu_select_target": (c_int, [c_char_p]),
         "bnb_cpu_target": (c_char_p, []),
         "bnb_cpu_last_target": (c_char_p, []),
-        "bnb_cpu_threading": (c_char_p, []),
         "bnb_cpu_codebook": (c_int, [_QUANT_TYPE, _TENSOR]),
         "bnb_cpu_quantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
         "bnb_cpu_dequantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+        "bnb_cpu_gemm_4bit": (
+            c_int,
+            [_DTYPE, _QUANT_TYPE, _TENSOR, *[_SIZE] * 4, *[_TENSOR] * 5, c_float, _TENSOR, _TENSOR, _THREADS],
+        ),
+        "bnb_cpu_decode_rows_4bit": (
+            c_int,
+            [
+                _DTYPE,
+                _QUANT_TYPE,
+                _TENSOR,
+                *[_SIZE] * 3,
+                *[_TENSOR] * 4,
+                c_float,
+                _TENSOR,
+                _SIZE,
+                _SIZE,
+                _TENSOR,
+                _THREADS,
+            ],
+        ),
     },
 )
 
@@ -37,12 +56,17 @@ QUANT_TYPE = {"nf4": 0, "fp4": 1}
 
 def call(op: str, *args: Any) -> None:
     """Run an operator of the library on as many threads as PyTorch uses."""
-    _native.checked(_library, f"bnb_cpu_{op}", *args, torch.get_num_threads())
+    _native.check_status(getattr(_library, f"bnb_cpu_{op}")(*args, torch.get_num_threads()), op)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor`, or a copy, whose memory holds its values in row-major order."""
     return tensor.resolve_neg().contiguous()
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Address of a dense tensor; null if there is none."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:
@@ -83,11 +107,6 @@ def target() -> str:
 def last_target() -> str:
     """The instruction set that ran the last native operator of this thread; empty if none since the last selection."""
     return _library.bnb_cpu_last_target().decode()
-
-
-def threading() -> str:
-    """What runs the threads of the kernels, in words."""
-    return _library.bnb_cpu_threading().decode()
 
 
 def select_target(name: str) -> None:

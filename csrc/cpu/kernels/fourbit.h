@@ -12,8 +12,6 @@ namespace {
 constexpr int64_t kMaxBlock4 = 4096;
 constexpr int64_t kGrain = 1 << 15;  // elements; below this, waking a thread costs more than it saves
 
-inline const float* Codebook(int quant_type) { return quant_type == BNB_NF4 ? kNF4 : kFP4; }
-
 // --- Quantise --------------------------------------------------------------------------------------------------------
 
 struct EncodeNF4 {
@@ -151,9 +149,8 @@ HWY_INLINE void DecodeBlock4(const float* levels, float absmax, const uint8_t* p
   }
 }
 
-void Dequantize4(int dtype, int quant_type, int64_t blocksize, int64_t n, const uint8_t* packed, const float* absmax,
-                 void* out, int threads) {
-  const float* levels = Codebook(quant_type);
+void Dequantize4(int dtype, const float* levels, int64_t blocksize, int64_t n, const uint8_t* packed,
+                 const float* absmax, void* out, int threads) {
   WithType(dtype, [&](auto* type) {
     auto* values = static_cast<decltype(type)>(out);
     Parallel(CeilDiv(n, blocksize), Max(1, kGrain / blocksize), threads, [&](int64_t first, int64_t last) {

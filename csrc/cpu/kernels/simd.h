@@ -70,13 +70,27 @@ inline void Store(VF v, Half* p) { hn::StoreU(hn::DemoteTo(f16, v), f16, reinter
 inline VU Bits16(VF v, const Half*) { return hn::PromoteTo(u32, hn::BitCast(u16, hn::DemoteTo(f16, v))); }
 #endif
 
-// The first `count` (fewer than kLanes) elements; the others are 0. Never touches memory past them.
+// The first `count` (at most kLanes) elements; the others are 0. Never touches memory past them.
 template <typename T>
 inline VF LoadPart(const T* p, int64_t count) {
   HWY_ALIGN T buffer[kLanes] = {};
   memcpy(buffer, p, static_cast<size_t>(count) * sizeof(T));
   return Load(buffer);
 }
+
+// The same for 32-bit lanes, for which x86 has loads that do not fault where the mask is off.
+template <typename D>
+HWY_INLINE hn::Vec<D> LoadPart32(D d, const void* p, int64_t count) {
+  using T = hn::TFromD<D>;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(count)), d, static_cast<const T*>(p));
+#else
+  HWY_ALIGN T buffer[kLanes] = {};
+  memcpy(buffer, p, static_cast<size_t>(count) * sizeof(T));
+  return hn::Load(d, buffer);
+#endif
+}
+inline VF LoadPart(const float* p, int64_t count) { return LoadPart32(f32, p, count); }
 
 template <typename T>
 inline void StorePart(VF v, T* p, int64_t count) {
