@@ -1,4 +1,6 @@
 // The choice of a target.
+#include <sys/wait.h>
+
 #include "harness.h"
 
 using namespace bnb_test;
@@ -65,18 +67,33 @@ void TestLast() {
   });
 }
 
-void TestThreading() {
-  const bool openmp = getenv("LD_PRELOAD") != nullptr;  // ctest preloads an OpenMP runtime, and nothing else
-  CHECK((strstr(bnb_cpu_threading(), "OpenMP") != nullptr) == openmp);
+// A child process has none of its parent's threads.
+void TestFork() {
+  constexpr int64_t kCount = 1 << 20;
+  const std::vector<float> values(kCount, 1);
+  std::vector<uint8_t> packed(kCount / 2);
+  std::vector<float> absmax(kCount / 64);
+  const auto quantize = [&] {
+    RUN(bnb_cpu_quantize_4bit(BNB_FP32, BNB_NF4, 64, kCount, values.data(), packed.data(), absmax.data(), 4));
+    for (const uint8_t byte : packed) CHECK(byte == 0xFF);
+  };
+  quantize();
+  const pid_t child = fork();
+  if (child == 0) {
+    packed.assign(packed.size(), 0);
+    alarm(60);
+    quantize();
+    _exit(0);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  quantize();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return RunTests(argc, argv,
-                  {{"best", TestBest},
-                   {"list", TestList},
-                   {"unknown", TestUnknown},
-                   {"last", TestLast},
-                   {"threading", TestThreading}});
+  return RunTests(
+      argc, argv,
+      {{"best", TestBest}, {"list", TestList}, {"unknown", TestUnknown}, {"last", TestLast}, {"fork", TestFork}});
 }
