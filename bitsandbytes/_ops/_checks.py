@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from ..formats import BLOCKSIZES_4BIT, CODEBOOKS, FLOAT_DTYPES, MAP_SIZE, num_blocks, packed_bytes
+from ..formats import BLOCKSIZES_4BIT, CODEBOOKS, FLOAT_DTYPES, MAP_SIZE, NESTED_BLOCKSIZE, num_blocks, packed_bytes
 
 
 def listed(values: Sequence[Any]) -> str:
@@ -74,6 +74,36 @@ def matmul_4bit(op: str, A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int]
         raise ArgumentError(op, "A", f"of {shapeB[1]} columns, the in_features of shapeB", f"shape {tuple(A.shape)}")
     packed(op, "B", B, shapeB)
     same_device(op, A, B=B)
+
+
+def statistics(
+    op: str,
+    numel: int,
+    blocksize: int,
+    absmax_: torch.Tensor,
+    absmax_8bit: torch.Tensor | None,
+    absmax_code: torch.Tensor | None,
+    absmax_offset: torch.Tensor | None,
+) -> None:
+    """The scales of a 4-bit weight: plain, or nested, where absmax_8bit holds codes and absmax the scales of theirs."""
+    if absmax_8bit is None:
+        absmax(op, absmax_, numel, blocksize)
+        return
+    if absmax_code is None or absmax_offset is None:
+        raise ArgumentError(op, "absmax_code and absmax_offset", "given with absmax_8bit", None)
+    dtype_is(op, "absmax_8bit", absmax_8bit, torch.uint8)
+    blocks = num_blocks(numel, blocksize)
+    if absmax_8bit.numel() != blocks:
+        raise ArgumentError(op, "absmax_8bit", f"of {blocks} values, one per block", absmax_8bit.numel())
+    absmax(op, absmax_, blocks, NESTED_BLOCKSIZE)
+    code_map(op, absmax_code, MAP_SIZE, "absmax_code")
+    float_dtype(op, "the dtype of absmax_offset", absmax_offset.dtype)
+    if absmax_offset.numel() != 1:
+        raise ArgumentError(op, "absmax_offset", "a single value", f"{absmax_offset.numel()} values")
+
+
+def indices(op: str, tensor: torch.Tensor) -> None:
+    one_of(op, "the dtype of indices", tensor.dtype, (torch.int64, torch.int32))
 
 
 def code_map(op: str, tensor: torch.Tensor, size: int = MAP_SIZE, argument: str = "code") -> None:

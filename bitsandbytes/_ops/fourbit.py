@@ -1,4 +1,4 @@
-"""4-bit operators: `quantize_4bit`, `dequantize_4bit`, `gemm_4bit`, `gemv_4bit`.
+"""4-bit operators: `quantize_4bit`, `dequantize_4bit`, `gemm_4bit`, `gemv_4bit`, `embedding_4bit`.
 
 A packed tensor holds two codes in a byte, element 2i in the high nibble. Its dtype is the caller's storage dtype;
 only its bytes matter. `absmax` has one fp32 value per block of the flattened, row-major tensor.
@@ -12,7 +12,7 @@ import torch
 from . import _checks as check
 from . import define
 from ..errors import ArgumentError
-from ..formats import MAP_SIZE, NESTED_BLOCKSIZE, num_blocks, packed_bytes
+from ..formats import num_blocks, packed_bytes
 
 
 def _check_quantize(A: torch.Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype) -> None:
@@ -107,22 +107,7 @@ def _check_gemm(
     op = "gemm_4bit"
     check.quant_type(op, quant_type)
     check.matmul_4bit(op, A, B, shapeB, blocksize)
-    n = prod(shapeB)
-    if absmax_8bit is None:
-        check.absmax(op, absmax, n, blocksize)
-    else:
-        # Nested statistics: absmax_8bit holds codes, absmax the scales of their own blocks.
-        if absmax_code is None or absmax_offset is None:
-            raise ArgumentError(op, "absmax_code and absmax_offset", "given with absmax_8bit", None)
-        check.dtype_is(op, "absmax_8bit", absmax_8bit, torch.uint8)
-        blocks = num_blocks(n, blocksize)
-        if absmax_8bit.numel() != blocks:
-            raise ArgumentError(op, "absmax_8bit", f"of {blocks} values, one per block", absmax_8bit.numel())
-        check.absmax(op, absmax, blocks, NESTED_BLOCKSIZE)
-        check.code_map(op, absmax_code, MAP_SIZE, "absmax_code")
-        check.float_dtype(op, "the dtype of absmax_offset", absmax_offset.dtype)
-        if absmax_offset.numel() != 1:
-            raise ArgumentError(op, "absmax_offset", "a single value", f"{absmax_offset.numel()} values")
+    check.statistics(op, prod(shapeB), blocksize, absmax, absmax_8bit, absmax_code, absmax_offset)
     if bias is not None:
         if tuple(bias.shape) != (shapeB[0],):
             raise ArgumentError(op, "bias", f"of shape ({shapeB[0]},)", tuple(bias.shape))
@@ -141,6 +126,48 @@ define(
     "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
     _check_gemm,
     _fake_matmul,
+)
+
+
+def _check_embedding(
+    indices: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    dtype: torch.dtype,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> None:
+    op = "embedding_4bit"
+    check.indices(op, indices)
+    check.quant_type(op, quant_type)
+    check.blocksize_4bit(op, blocksize)
+    check.float_dtype(op, "dtype", dtype)
+    if len(shapeB) != 2:
+        raise ArgumentError(op, "shapeB", "[num_embeddings, embedding_dim]", list(shapeB))
+    check.packed(op, "B", B, shapeB)
+    check.statistics(op, prod(shapeB), blocksize, absmax, absmax_8bit, absmax_code, absmax_offset)
+    check.same_device(
+        op,
+        indices,
+        B=B,
+        absmax=absmax,
+        absmax_8bit=absmax_8bit,
+        absmax_code=absmax_code,
+        absmax_offset=absmax_offset,
+    )
+
+
+define(
+    "embedding_4bit(Tensor indices, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, "
+    "ScalarType dtype, Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+    _check_embedding,
+    lambda indices, B, shapeB, absmax, blocksize, quant_type, dtype, *nested, **named: indices.new_empty(
+        (*indices.shape, shapeB[1]), dtype=dtype
+    ),
 )
 
 

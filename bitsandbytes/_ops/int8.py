@@ -91,6 +91,24 @@ define(
 )
 
 
+def _check_embedding(indices: torch.Tensor, A: torch.Tensor, stats: torch.Tensor, dtype: torch.dtype) -> None:
+    op = "int8_embedding"
+    check.indices(op, indices)
+    if A.dim() != 2:
+        raise ArgumentError(op, "A", "of shape (num_embeddings, embedding_dim)", tuple(A.shape))
+    check.dtype_is(op, "A", A, torch.int8)
+    _stats(op, "stats", stats, A.shape[0])
+    check.float_dtype(op, "dtype", dtype)
+    check.same_device(op, indices, A=A, stats=stats)
+
+
+define(
+    "int8_embedding(Tensor indices, Tensor A, Tensor stats, ScalarType dtype) -> Tensor",
+    _check_embedding,
+    lambda indices, A, stats, dtype: indices.new_empty((*indices.shape, A.shape[1]), dtype=dtype),
+)
+
+
 def _check_linear_matmul(A: torch.Tensor, B: torch.Tensor, op: str = "int8_linear_matmul") -> None:
     _matrix(op, "A", A)
     check.dtype_is(op, "A", A, torch.int8)

@@ -1,20 +1,15 @@
 """Embeddings: with 32-bit optimizer state, and with 4-bit or int8 tables whose lookup decodes the asked rows alone."""
 
-from typing import Any
-
 import torch
 from torch import nn
-import torch.nn.functional as F
 
 import bitsandbytes as bnb
 
 from .linear4bit import Params4bit, Quantized4bitModule, logger
 from .linear8bit import Int8Params, QuantizedInt8Module
 from ..errors import NotQuantizedError
+from ..formats import NESTED_BLOCKSIZE
 from ..optim import GlobalOptimManager
-
-# Elements that a lookup decodes at a time; the temporaries of one take about 24 bytes an element.
-_LOOKUP = 1 << 20
 
 
 class Embedding(nn.Embedding):
@@ -86,17 +81,6 @@ class StableEmbedding(Embedding):
         return self.norm(rows).to(self.weight.dtype)
 
 
-def _rows_at_a_time(input: torch.Tensor, table: nn.Embedding, dtype: torch.dtype, decode: Any) -> torch.Tensor:
-    """`decode(indices)` over bounded parts of the flattened `input`, joined to (*input.shape, embedding_dim)."""
-    indices = input.reshape(-1).long()
-    out = torch.empty((indices.numel(), table.embedding_dim), dtype=dtype, device=input.device)
-    step = max(1, _LOOKUP // max(1, table.embedding_dim))
-    for start in range(0, indices.numel(), step):
-        part = indices[start : start + step]
-        out[start : start + step] = decode(part)
-    return out.view(*input.shape, table.embedding_dim)
-
-
 class Embedding8bit(QuantizedInt8Module, nn.Embedding):
     """An embedding with an int8 table, quantised by row when the layer is moved to a device.
 
@@ -115,12 +99,7 @@ class Embedding8bit(QuantizedInt8Module, nn.Embedding):
         if self.weight.dtype != torch.int8 or self.weight.SCB is None:
             raise NotQuantizedError("Embedding8bit: the table is not quantised yet; move the layer to a device first")
 
-        codes, statistics = self.weight.data, self.weight.SCB
-
-        def decode(rows: torch.Tensor) -> torch.Tensor:
-            return bnb.functional.int8_vectorwise_dequant(F.embedding(rows, codes), statistics[rows])
-
-        return _rows_at_a_time(input, self, self.dtype, decode)
+        return torch.ops.bitsandbytes.int8_embedding(input, self.weight.data, self.weight.SCB, self.dtype)
 
 
 class Embedding4bit(Quantized4bitModule, nn.Embedding):
@@ -169,43 +148,13 @@ class Embedding4bit(Quantized4bitModule, nn.Embedding):
         """Rows `input` (integers of any shape), decoded: (*input.shape, embedding_dim)."""
         bnb.nn.modules.fix_4bit_weight_quant_state_from_module(self)
         state = self.weight.quant_state
-        packed = self.weight.data.view(torch.uint8).view(-1)
-        width, blocksize = self.embedding_dim, state.blocksize
-
-        def decode(rows: torch.Tensor) -> torch.Tensor:
-            # The blocks of each row; a row that starts within a block may reach into one more. Gathering whole blocks
-            # keeps them aligned. index_select refuses rows outside the table; the clamp is for the short last block.
-            start = rows.unsqueeze(1) * width
-            first, last = start // blocksize, (start + width - 1) // blocksize
-            count = -(width // -blocksize) + (width % blocksize != 0)
-            blocks = torch.minimum(first + torch.arange(count, device=rows.device), last)
-            absmax = self._block_absmax(blocks.view(-1))
-            half = blocksize // 2
-            bytes_ = (blocks.unsqueeze(2) * half + torch.arange(half, device=rows.device)).clamp_(
-                max=packed.numel() - 1
-            )
-            values = torch.ops.bitsandbytes.dequantize_4bit(
-                packed.index_select(0, bytes_.view(-1)),
-                absmax,
-                blocksize,
-                state.quant_type,
-                (rows.numel(), count * blocksize),
-                self.dtype,
-            )
-            if width % blocksize == 0:
-                return values
-            return values.gather(1, start - first * blocksize + torch.arange(width, device=rows.device))
-
-        return _rows_at_a_time(input, self, self.dtype, decode)
-
-    def _block_absmax(self, blocks: torch.Tensor) -> torch.Tensor:
-        """fp32 scales of the given blocks; nested statistics are decoded for these alone."""
-        state = self.weight.quant_state
-        values = state.absmax.reshape(-1).index_select(0, blocks)
-        if not state.nested:
-            return values.float()
-        scales = state.state2.absmax[blocks // state.state2.blocksize]
-        return state.state2.code[values.int()] * scales + state.offset
+        shape, kind = (self.num_embeddings, self.embedding_dim), (state.blocksize, state.quant_type, self.dtype)
+        look_up = torch.ops.bitsandbytes.embedding_4bit
+        state2 = state.state2
+        if state.nested and state2.blocksize == NESTED_BLOCKSIZE:
+            nested = state.absmax, state2.code, state.offset
+            return look_up(input, self.weight.data, shape, state2.absmax, *kind, *nested)
+        return look_up(input, self.weight.data, shape, bnb.functional.blockwise.decoded_absmax(state), *kind)
 
 
 class EmbeddingFP4(Embedding4bit):

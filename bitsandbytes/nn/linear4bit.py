@@ -327,8 +327,8 @@ class Linear4bit(Quantized4bitModule, nn.Linear):
             self.set_compute_type(x)
             self.compute_type_is_set = True
         dtype = self.compute_dtype or x.dtype
-        weight, bias = self.weight, self.bias
-        bias = None if bias is None else bias.to(dtype)
+        weight = self.weight
+        bias = None if self.bias is None else self.bias.to(dtype)
         return bnb.matmul_4bit(x.to(dtype), weight, bias=bias, quant_state=weight.quant_state).to(x.dtype)
 
 

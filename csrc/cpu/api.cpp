@@ -92,3 +92,15 @@ int bnb_cpu_decode_rows_4bit(int dtype, int quant_type, const float* code, int64
   return Run(valid, &bnb::Kernels::decode_rows_4bit, dtype, Levels(quant_type, code), blocksize, rows, width, packed,
              absmax, absmax_8bit, absmax_code, absmax_offset, indices, first, count, out, threads);
 }
+
+int bnb_cpu_quantize_blockwise(int dtype, int64_t blocksize, int64_t n, const void* a, const float* levels,
+                               uint8_t* codes, float* absmax, int threads) {
+  return Run(IsDtype(dtype) && blocksize > 0 && AreSizes({n}), &bnb::Kernels::quantize_blockwise, dtype, blocksize, n,
+             a, levels, codes, absmax, threads);
+}
+
+int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes, const float* absmax,
+                                 const float* levels, void* out, int threads) {
+  return Run(IsDtype(dtype) && blocksize > 0 && AreSizes({n}), &bnb::Kernels::dequantize_blockwise, dtype, blocksize, n,
+             codes, absmax, levels, out, threads);
+}

@@ -51,6 +51,15 @@ BNB_API int bnb_cpu_decode_rows_4bit(int dtype, int quant_type, const float* cod
                                      const uint8_t* absmax_8bit, const float* absmax_code, float absmax_offset,
                                      const int64_t* indices, int64_t first, int64_t count, void* out, int threads);
 
+/* --- 8-bit blockwise -------------------------------------------------------------------------------------------- */
+
+/* n values of `dtype` -> n codes and ceil(n / blocksize) scales. levels: 256, ascending. blocksize: any positive. */
+BNB_API int bnb_cpu_quantize_blockwise(int dtype, int64_t blocksize, int64_t n, const void* a, const float* levels,
+                                       uint8_t* codes, float* absmax, int threads);
+/* The reverse. */
+BNB_API int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes,
+                                         const float* absmax, const float* levels, void* out, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -18,6 +18,10 @@ struct Kernels {
                           const uint8_t* packed, const float* absmax, const uint8_t* absmax_8bit,
                           const float* absmax_code, float absmax_offset, const int64_t* indices, int64_t first,
                           int64_t count, void* out, int threads);
+  void (*quantize_blockwise)(int dtype, int64_t blocksize, int64_t n, const void* a, const float* levels,
+                             uint8_t* codes, float* absmax, int threads);
+  void (*dequantize_blockwise)(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes, const float* absmax,
+                               const float* levels, void* out, int threads);
 };
 
 }  // namespace bnb

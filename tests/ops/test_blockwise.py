@@ -27,6 +27,27 @@ MAPS = {
 }
 
 
+def _powers_of_two() -> torch.Tensor:
+    """Signed, down to subnormal levels; the midpoints are fp32 numbers."""
+    magnitudes = 2.0 ** torch.arange(-127, 1, dtype=torch.float32)
+    return torch.cat((-magnitudes[1:].flip(0), torch.zeros(1), magnitudes))
+
+
+#: Maps that are harder to search.
+HARD_MAPS = {
+    "linear, unsigned": golden_maps()["linear signed=False total_bits=8 add_zero=True"],
+    "fp8 with 5 exponent bits": golden_maps()["fp8 signed=True exponent_bits=5 precision_bits=2 total_bits=8"],
+    "quantiles": randn(256, seed=1, scale=0.3).clamp(-1, 1).sort().values,
+    "quantiles around 0.5": (0.5 + randn(256, seed=2, scale=1e-3)).sort().values,
+    "pairs": torch.linspace(-1, 1, 128).repeat_interleave(2),
+    "one level": torch.full((256,), 0.25),
+    "powers of two": _powers_of_two(),
+    "levels beyond 1": torch.linspace(-1.5, 1.3, 256),
+    "levels far beyond 1": torch.linspace(-300, 200, 256),
+    "huge levels": torch.linspace(-1.5e38, 1.5e38, 256),
+}
+
+
 def quantize(target, x, code, blocksize):
     return target.op("quantize_blockwise")(x.to(target.device), code.to(target.device), blocksize)
 
@@ -75,16 +96,59 @@ def test_codes_statistics_and_decoding_equal_the_oracle_for_every_size(blocksize
         assert_same(decoded, oracle_dequantize_blockwise(expected_codes, absmax, code, blocksize, dtype))
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_a_tie_goes_to_the_lower_code_and_its_neighbours_do_not(name, target):
+@pytest.mark.parametrize("copies", [1, 16])  # long inputs may be encoded in another way
+@pytest.mark.parametrize("name", MAPS | HARD_MAPS)
+def test_a_tie_goes_to_the_lower_code_and_its_neighbours_do_not(name, copies, target):
     """Around each midpoint: the exactly nearest level, also where the midpoint itself is no fp32 number."""
-    code = MAPS[name]
+    code = (MAPS | HARD_MAPS)[name]
     exact = ((code[:-1].double() + code[1:].double()) / 2).float()
     near = (exact.view(torch.int32).unsqueeze(1) + torch.arange(-2, 3, dtype=torch.int32)).view(torch.float32).flatten()
-    x = torch.cat((near[near.abs() <= 1], torch.tensor([1.0])))
+    x = torch.cat((near[near.abs() <= 1], torch.tensor([1.0, -1.0, 0.0, -0.0, 2.0**-149, -(2.0**-149)]))).repeat(copies)
     codes, absmax = quantize(target, x, code, 10**6)
     assert absmax.tolist() == [1.0]
     assert_same(codes, oracle_quantize_blockwise(x, code, 10**6)[0])
+
+
+@pytest.mark.parametrize("numel", [100, 10_000])
+@pytest.mark.parametrize("name", MAPS | HARD_MAPS)
+def test_nan_has_code_0_in_every_map(name, numel, target):
+    x = randn(numel)
+    x[numel // 2] = float("nan")
+    codes, absmax = quantize(target, x, (MAPS | HARD_MAPS)[name], 10**6)
+    assert absmax.isnan().all()
+    assert_same(codes, torch.zeros(numel, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("numel", [3 * 2**18 + 777, 2**20])
+def test_long_blocks_on_several_threads(numel, threads, target):
+    """The largest magnitude of each of three blocks lies at its start, at its end, or is a NaN in its middle."""
+    blocksize = 2**18 + 259
+    x = randn(numel, dtype=torch.bfloat16)
+    x[0], x[2 * blocksize - 1], x[2 * blocksize + 100_000] = -100.0, 200.0, float("nan")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        codes, absmax = quantize(target, x, dynamic_map(), blocksize)
+        decoded = dequantize(target, codes, absmax, dynamic_map(), blocksize, torch.float32)
+    finally:
+        torch.set_num_threads(before)
+    expected_codes, expected_absmax = oracle_quantize_blockwise(x, dynamic_map(), blocksize)
+    assert expected_absmax[:2].tolist() == [100.0, 200.0]
+    assert_same(absmax, expected_absmax)
+    assert_same(codes, expected_codes)
+    assert_same(decoded, oracle_dequantize_blockwise(codes, absmax, dynamic_map(), blocksize, torch.float32))
+
+
+def test_a_strided_block_that_is_too_large_for_a_copy():
+    x = randn(1025, 2049, dtype=torch.bfloat16)
+    expected_codes, expected_absmax = oracle_quantize_blockwise(x, dynamic_map(), 2**40)
+    codes, absmax = torch.ops.bitsandbytes.quantize_blockwise(x.t().contiguous().t(), dynamic_map(), 2**40)
+    assert_same(absmax, expected_absmax)
+    assert_same(codes, expected_codes)
+    codes = codes.t().contiguous().t()
+    decoded = torch.ops.bitsandbytes.dequantize_blockwise(codes, absmax, dynamic_map(), 2**40, torch.float16)
+    assert_same(decoded, oracle_dequantize_blockwise(codes, absmax, dynamic_map(), 2**40, torch.float16))
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -46,6 +46,8 @@ _library = _native.load(
                 _THREADS,
             ],
         ),
+        "bnb_cpu_quantize_blockwise": (c_int, [_DTYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+        "bnb_cpu_dequantize_blockwise": (c_int, [_DTYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
     },
 )
 
@@ -59,14 +61,14 @@ def call(op: str, *args: Any) -> None:
     _native.check_status(getattr(_library, f"bnb_cpu_{op}")(*args, torch.get_num_threads()), op)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory holds its values in row-major order."""
+    return tensor.is_contiguous() and not tensor.is_neg()
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy, whose memory holds its values in row-major order."""
+    """`tensor`, or a copy, that is dense."""
     return tensor.resolve_neg().contiguous()
-
-
-def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Address of a dense tensor; null if there is none."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:
@@ -80,7 +82,7 @@ def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:
 def dense_spans(tensor: torch.Tensor, blocksize: int) -> Iterator[tuple[Span, torch.Tensor]]:
     """Spans of whole blocks with their elements as a dense vector: one of all if that needs no copy."""
     numel = tensor.numel()
-    if tensor.is_contiguous() and not tensor.is_neg():
+    if is_dense(tensor):
         yield Span(0, numel, 0, num_blocks(numel, blocksize)), tensor
     else:
         for span in whole_blocks(numel, blocksize):

@@ -1,11 +1,10 @@
 """4-bit operators on the CPU; arguments and results in `_ops/fourbit.py`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, pointer, targets, whole_blocks
+from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, targets, whole_blocks
 from ..default._blocks import SPAN, exact_matmul, read, write
 from ..._ops import register
 from ...formats import num_blocks, packed_bytes, rows_of
@@ -80,77 +79,63 @@ _TILED_ROWS = 96
 _BF16_PRODUCTS = "avx512_bf16" in targets()
 
 
-class _Weight(NamedTuple):
-    """A packed weight (n, k) as the library takes it: dense, with nested statistics or without."""
+class _Weight:
+    """A packed weight as the library takes it. Holds on to the dense copies that its addresses need."""
 
-    packed: torch.Tensor
-    quant_type: str
-    code: torch.Tensor | None
-    blocksize: int
-    absmax: torch.Tensor
-    absmax_8bit: torch.Tensor | None = None
-    absmax_code: torch.Tensor | None = None
-    absmax_offset: float = 0.0
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        shape: Sequence[int],
+        quant_type: str,
+        blocksize: int,
+        absmax: torch.Tensor,
+        absmax_8bit: torch.Tensor | None = None,
+        absmax_code: torch.Tensor | None = None,
+        absmax_offset: torch.Tensor | None = None,
+        code: torch.Tensor | None = None,
+    ):
+        self.shape = shape
+        tensors = packed, absmax, absmax_8bit, absmax_code, code
+        self._dense = [None if tensor is None else dense(tensor) for tensor in tensors]
+        address = [None if tensor is None else tensor.data_ptr() for tensor in self._dense]
+        offset = 0.0 if absmax_offset is None else absmax_offset.item()
+        self.format = QUANT_TYPE[quant_type], address[4], blocksize
+        self.data = *address[:4], offset
 
-    def statistics(self) -> tuple[int, int | None, int | None, float]:
-        return self.absmax.data_ptr(), pointer(self.absmax_8bit), pointer(self.absmax_code), self.absmax_offset
+    def multiply(self, A: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`A @ weight.T + bias`; docs/numerics.md states the precision."""
+        n, k = self.shape
+        m = rows_of(A)
+        out = torch.empty((*A.shape[:-1], n), dtype=A.dtype)
+        if m > _TILED_ROWS:
+            self._multiply_by_panels(A.reshape(m, k), bias, out.view(m, n))
+            return out
+        a, bias = dense(A), None if bias is None else dense(bias)
+        bias_address = None if bias is None else bias.data_ptr()
+        call("gemm_4bit", DTYPE[A.dtype], *self.format, m, n, k, a.data_ptr(), *self.data, bias_address, out.data_ptr())
+        return out
 
+    def _multiply_by_panels(self, A: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        n, k = self.shape
+        dtype = torch.bfloat16 if _BF16_PRODUCTS and A.dtype == torch.bfloat16 else torch.float32
+        x, bias = A.to(dtype), None if bias is None else bias.to(dtype)
+        rows = max(1, SPAN // max(k, 1))
+        panel = torch.empty((min(rows, n), k), dtype=dtype)
+        with exact_matmul(A.device):
+            for first in range(0, n, rows):
+                last = min(first + rows, n)
+                part = panel[: last - first]
+                self.decode_rows(None, first, part)
+                out[:, first:last] = torch.nn.functional.linear(x, part, None if bias is None else bias[first:last])
 
-def _multiply(
-    A: torch.Tensor, weight: _Weight, shapeB: Sequence[int], bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    """`A @ weight.T + bias` into a dense `out`; docs/numerics.md states the precision."""
-    m = rows_of(A)
-    if m > _TILED_ROWS:
-        _multiply_by_panels(A.reshape(m, -1), weight, shapeB, bias, out.view(m, -1))
-        return
-    n, k = shapeB
-    a, bias = dense(A), None if bias is None else dense(bias)
-    call(
-        "gemm_4bit",
-        DTYPE[A.dtype],
-        QUANT_TYPE[weight.quant_type],
-        pointer(weight.code),
-        weight.blocksize,
-        m,
-        n,
-        k,
-        a.data_ptr(),
-        weight.packed.data_ptr(),
-        *weight.statistics(),
-        pointer(bias),
-        out.data_ptr(),
-    )
-
-
-def _multiply_by_panels(
-    A: torch.Tensor, weight: _Weight, shapeB: Sequence[int], bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    n, k = shapeB
-    dtype = torch.bfloat16 if _BF16_PRODUCTS and A.dtype == torch.bfloat16 else torch.float32
-    x, bias = A.to(dtype), None if bias is None else bias.to(dtype)
-    rows = max(1, SPAN // max(k, 1))
-    panel = torch.empty((min(rows, n), k), dtype=dtype)
-    with exact_matmul(A.device):
-        for first in range(0, n, rows):
-            part = panel[: min(rows, n - first)]
-            call(
-                "decode_rows_4bit",
-                DTYPE[dtype],
-                QUANT_TYPE[weight.quant_type],
-                pointer(weight.code),
-                weight.blocksize,
-                n,
-                k,
-                weight.packed.data_ptr(),
-                *weight.statistics(),
-                None,
-                first,
-                part.shape[0],
-                part.data_ptr(),
-            )
-            last = first + part.shape[0]
-            out[:, first:last] = torch.nn.functional.linear(x, part, None if bias is None else bias[first:last])
+    def decode_rows(self, indices: torch.Tensor | None, first: int, out: torch.Tensor) -> None:
+        """Rows `indices` (dense, int64), or all from `first` on, decoded into a dense `out` of shape (..., columns)."""
+        address = None if indices is None else indices.data_ptr()
+        count = rows_of(out) if indices is None else indices.numel()
+        call(
+            "decode_rows_4bit", DTYPE[out.dtype], *self.format, *self.shape, *self.data, address, first, count,
+            out.data_ptr(),
+        )  # fmt: skip
 
 
 def gemm_4bit(
@@ -165,22 +150,15 @@ def gemm_4bit(
     absmax_code: torch.Tensor | None = None,
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    weight = _Weight(dense(B), quant_type, None, blocksize, dense(absmax))
-    if absmax_8bit is not None and absmax_code is not None and absmax_offset is not None:
-        weight = weight._replace(
-            absmax_8bit=dense(absmax_8bit), absmax_code=dense(absmax_code), absmax_offset=absmax_offset.item()
-        )
-    out = torch.empty((*A.shape[:-1], shapeB[0]), dtype=A.dtype)
-    _multiply(A, weight, shapeB, bias, out)
-    return out
+    weight = _Weight(B, shapeB, quant_type, blocksize, absmax, absmax_8bit, absmax_code, absmax_offset)
+    return weight.multiply(A, bias)
 
 
 def gemv_4bit(
     A: torch.Tensor, B: torch.Tensor, shapeB: Sequence[int], absmax: torch.Tensor, code: torch.Tensor, blocksize: int
 ) -> torch.Tensor:
-    out = torch.empty((*A.shape[:-1], shapeB[0]), dtype=A.dtype)
-    _multiply(A, _Weight(dense(B), "nf4", dense(code), blocksize, dense(absmax)), shapeB, None, out)
-    return out
+    # The code takes the place of the levels of the type.
+    return _Weight(B, shapeB, "nf4", blocksize, absmax, code=code).multiply(A)
 
 
 def gemv_4bit_out(
@@ -195,12 +173,28 @@ def gemv_4bit_out(
     out.copy_(gemv_4bit(A, B, shapeB, absmax, code, blocksize))
 
 
-for _op, _kernel in {
-    "quantize_4bit": quantize_4bit,
-    "dequantize_4bit": dequantize_4bit,
-    "dequantize_4bit.out": dequantize_4bit_out,
-    "gemm_4bit": gemm_4bit,
-    "gemv_4bit": gemv_4bit,
-    "gemv_4bit.out": gemv_4bit_out,
-}.items():
-    register(_op, _kernel, "CPU", "native")
+def embedding_4bit(
+    indices: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    dtype: torch.dtype,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> torch.Tensor:
+    weight = _Weight(B, shapeB, quant_type, blocksize, absmax, absmax_8bit, absmax_code, absmax_offset)
+    out = torch.empty((*indices.shape, shapeB[1]), dtype=dtype)
+    weight.decode_rows(dense(indices.long()), 0, out)
+    return out
+
+
+register("quantize_4bit", quantize_4bit, "CPU", "native")
+register("dequantize_4bit", dequantize_4bit, "CPU", "native")
+register("dequantize_4bit.out", dequantize_4bit_out, "CPU", "native")
+register("gemm_4bit", gemm_4bit, "CPU", "native")
+register("gemv_4bit", gemv_4bit, "CPU", "native")
+register("gemv_4bit.out", gemv_4bit_out, "CPU", "native")
+register("embedding_4bit", embedding_4bit, "CPU", "native")

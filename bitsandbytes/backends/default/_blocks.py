@@ -4,7 +4,7 @@ A block is `blocksize` consecutive elements of the flattened, row-major tensor. 
 whole blocks (the last may be short) or a part of one block that is larger than a span.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -117,6 +117,18 @@ def scale(rows: torch.Tensor, absmax: torch.Tensor, target: float = 1.0) -> torc
     if target != 1.0:
         rows.mul_(torch.where(usable, 1.0, target).unsqueeze(1))
     return rows
+
+
+def look_up(
+    indices: torch.Tensor, width: int, dtype: torch.dtype, decode: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """`decode(rows)` over bounded parts of the flattened `indices`, joined to (*indices.shape, width)."""
+    rows = indices.reshape(-1).long()
+    out = torch.empty((rows.numel(), width), dtype=dtype, device=indices.device)
+    step = max(1, SPAN // max(1, width))
+    for start in range(0, rows.numel(), step):
+        out[start : start + step] = decode(rows[start : start + step])
+    return out.view(*indices.shape, width)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from ._blocks import block_absmax, by_block, read, scale, spans, write
 from ..._ops import register_reference
 from ...formats import exact_midpoints
 
-# Scaled values lie in [-1, 1]; NaN has code 0, so it is replaced by a value below every decision point.
-_BELOW_ALL = -2.0
+# NaN has code 0, so it is replaced by a value that is above no decision point of any map.
+_BELOW_ALL = float("-inf")
 
 
 def quantize_blockwise(A: torch.Tensor, code: torch.Tensor, blocksize: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from ._blocks import SPAN, block_absmax, by_block, exact_matmul, read, scale, spans, write
+from ._blocks import SPAN, block_absmax, by_block, exact_matmul, look_up, read, scale, spans, write
 from ..._ops import register_reference
 from ...formats import (
     FP4_BY_MAGNITUDE,
@@ -188,9 +188,55 @@ def gemv_4bit(
     return out
 
 
+def embedding_4bit(
+    indices: torch.Tensor,
+    B: torch.Tensor,
+    shapeB: Sequence[int],
+    absmax: torch.Tensor,
+    blocksize: int,
+    quant_type: str,
+    dtype: torch.dtype,
+    absmax_8bit: torch.Tensor | None = None,
+    absmax_code: torch.Tensor | None = None,
+    absmax_offset: torch.Tensor | None = None,
+) -> torch.Tensor:
+    packed, absmax, width = B.reshape(-1).view(torch.uint8), absmax.reshape(-1), shapeB[1]
+
+    def scales(blocks: torch.Tensor) -> torch.Tensor:
+        """fp32 scales of the given blocks; nested statistics are decoded for these alone."""
+        if absmax_8bit is None or absmax_code is None or absmax_offset is None:
+            return absmax[blocks]
+        codes = absmax_8bit.reshape(-1)[blocks].int()
+        return absmax_code.reshape(-1)[codes] * absmax[blocks // NESTED_BLOCKSIZE] + absmax_offset
+
+    def decode(rows: torch.Tensor) -> torch.Tensor:
+        # The blocks of each row; a row that starts within a block may reach into one more. Gathering whole blocks
+        # keeps them aligned. index_select refuses rows outside the table; the clamp is for the short last block.
+        start = rows.unsqueeze(1) * width
+        first, last = start // blocksize, (start + width - 1) // blocksize
+        count = -(width // -blocksize) + (width % blocksize != 0)
+        blocks = torch.minimum(first + torch.arange(count, device=rows.device), last)
+        half = blocksize // 2
+        bytes_ = (blocks.unsqueeze(2) * half + torch.arange(half, device=rows.device)).clamp_(max=packed.numel() - 1)
+        values = dequantize_4bit(
+            packed.index_select(0, bytes_.view(-1)),
+            scales(blocks.view(-1)),
+            blocksize,
+            quant_type,
+            (rows.numel(), count * blocksize),
+            dtype,
+        )
+        if width % blocksize == 0:
+            return values
+        return values.gather(1, start - first * blocksize + torch.arange(width, device=rows.device))
+
+    return look_up(indices, width, dtype, decode)
+
+
 register_reference("quantize_4bit", quantize_4bit)
 register_reference("dequantize_4bit", dequantize_4bit)
 register_reference("dequantize_4bit.out", dequantize_4bit_out)
 register_reference("gemm_4bit", gemm_4bit)
 register_reference("gemv_4bit", gemv_4bit)
 register_reference("gemv_4bit.out", gemv_4bit_out)
+register_reference("embedding_4bit", embedding_4bit)

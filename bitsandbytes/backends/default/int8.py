@@ -2,7 +2,7 @@
 
 import torch
 
-from ._blocks import by_block, exact_matmul, read, scale, spans, write
+from ._blocks import by_block, exact_matmul, look_up, read, scale, spans, write
 from ..._ops import register_reference
 from ...formats import INT8_MAX, rows_of
 
@@ -68,6 +68,15 @@ def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tenso
         codes.mul_(stats[span.first : span.last].unsqueeze(1)).mul_(1 / INT8_MAX)
         write(out, span.start, codes.view(-1)[: span.stop - span.start])
     return out
+
+
+def int8_embedding(indices: torch.Tensor, A: torch.Tensor, stats: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    stats = stats.reshape(-1)
+
+    def decode(rows: torch.Tensor) -> torch.Tensor:
+        return int8_vectorwise_dequant(A.index_select(0, rows), stats[rows])
+
+    return look_up(indices, A.shape[1], dtype, decode)
 
 
 def int8_linear_matmul_out(A: torch.Tensor, B: torch.Tensor, out: torch.Tensor) -> None:
@@ -139,6 +148,7 @@ def int8_mixed_scaled_mm(
 register_reference("int8_vectorwise_quant", int8_vectorwise_quant)
 register_reference("int8_double_quant", int8_double_quant)
 register_reference("int8_vectorwise_dequant", int8_vectorwise_dequant)
+register_reference("int8_embedding", int8_embedding)
 register_reference("int8_linear_matmul", int8_linear_matmul)
 register_reference("int8_linear_matmul.out", int8_linear_matmul_out)
 register_reference("int8_mm_dequant", int8_mm_dequant)

@@ -3,6 +3,7 @@
 
 // Headers for all targets at once, before any target's instructions are in effect.
 #include "cpu/kernels.h"
+#include "cpu/kernels/blockwise.h"
 #include "cpu/kernels/fourbit.h"
 #include "cpu/kernels/gemm4.h"
 
@@ -10,7 +11,13 @@ namespace bnb {
 
 extern const Kernels BNB_TARGET;
 const Kernels BNB_TARGET = {
-    HWY_STR(BNB_TARGET), Quantize4, Dequantize4, Gemm4, DecodeRows4,
+    HWY_STR(BNB_TARGET),  //
+    Quantize4,            //
+    Dequantize4,          //
+    Gemm4,                //
+    DecodeRows4,          //
+    QuantizeBlockwise,    //
+    DequantizeBlockwise,
 };
 
 }  // namespace bnb

@@ -10,7 +10,6 @@ namespace bnb {
 namespace {
 
 constexpr int64_t kMaxBlock4 = 4096;
-constexpr int64_t kGrain = 1 << 15;  // elements; below this, waking a thread costs more than it saves
 
 // --- Quantise --------------------------------------------------------------------------------------------------------
 

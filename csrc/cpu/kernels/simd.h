@@ -41,6 +41,7 @@ inline VF Load(const BFloat16* p) {
   return hn::BitCast(f32, hn::ShiftLeft<16>(hn::PromoteTo(u32, bits)));
 }
 inline void Store(VF v, float* p) { hn::StoreU(v, f32, p); }
+inline void Store(hn::Vec<U8> v, uint8_t* p) { hn::StoreU(v, u8, p); }
 
 // The 16 bits that `v` has as a T, in the low half of each lane.
 inline VU Bits16(VF v, const BFloat16*) {
@@ -92,8 +93,8 @@ HWY_INLINE hn::Vec<D> LoadPart32(D d, const void* p, int64_t count) {
 }
 inline VF LoadPart(const float* p, int64_t count) { return LoadPart32(f32, p, count); }
 
-template <typename T>
-inline void StorePart(VF v, T* p, int64_t count) {
+template <typename V, typename T>
+inline void StorePart(V v, T* p, int64_t count) {
   HWY_ALIGN T buffer[kLanes];
   Store(v, buffer);
   memcpy(p, buffer, static_cast<size_t>(count) * sizeof(T));
@@ -106,8 +107,8 @@ struct Whole {
   VF operator()(const T* p) const {
     return Load(p);
   }
-  template <typename T>
-  void operator()(VF v, T* p) const {
+  template <typename V, typename T>
+  void operator()(V v, T* p) const {
     Store(v, p);
   }
 };
@@ -117,8 +118,8 @@ struct Part {
   VF operator()(const T* p) const {
     return LoadPart(p, count);
   }
-  template <typename T>
-  void operator()(VF v, T* p) const {
+  template <typename V, typename T>
+  void operator()(V v, T* p) const {
     StorePart(v, p, count);
   }
 };
@@ -239,12 +240,22 @@ HWY_INLINE VU LowNibble(VU bytes) { return Table16::kIgnoresHighBits ? bytes : h
 
 // --- Parallel loops --------------------------------------------------------------------------------------------------
 
+constexpr int64_t kGrain = 1 << 15;  // elements; below this, waking a thread costs more than it saves
+
 // `body(begin, end)` over ranges that cover [0, total).
 template <typename Body>
 inline void Parallel(int64_t total, int64_t grain, int threads, const Body& body) {
   ParallelFor(
       total, grain, threads,
       [](const void* context, int64_t begin, int64_t end) { (*static_cast<const Body*>(context))(begin, end); }, &body);
+}
+
+// `body(begin, end)` over ranges of elements that begin on multiples of a cache line, whatever their type.
+template <typename Body>
+inline void ParallelElements(int64_t n, int threads, const Body& body) {
+  constexpr int64_t kLine = 64;
+  Parallel(CeilDiv(n, kLine), kGrain / kLine, threads,
+           [&](int64_t begin, int64_t end) { body(begin * kLine, Min(end * kLine, n)); });
 }
 
 // Calls `body` with a null pointer of the element type.
