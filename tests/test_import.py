@@ -3,6 +3,7 @@
 from importlib.metadata import distributions
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 
@@ -56,9 +57,12 @@ def test_import_loads_no_optional_dependency_and_changes_no_global_setting_of_to
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
-# bitsandbytes#1218: releases without a wheel for aarch64 made pip install an old version without a word.
-def test_one_wheel_serves_every_machine():
+# bitsandbytes#1218: releases without a wheel for a machine or a Python made pip install an old version without a word.
+def test_one_wheel_of_a_platform_serves_every_python_and_every_torch():
     # A source tree has a second record, an egg-info, which says nothing of wheels.
     wheels = list(filter(None, (found.read_text("WHEEL") for found in distributions(name="bitsandbytes"))))
     assert wheels
-    assert all("Root-Is-Purelib: true" in wheel and "Tag: py3-none-any" in wheel for wheel in wheels)
+    for wheel in wheels:
+        (tag,) = re.findall("^Tag: (.*)$", wheel, re.MULTILINE)
+        assert re.fullmatch(r"py3-none-(any|(many)?linux\w*)", tag)
+        assert ("Root-Is-Purelib: true" in wheel) == tag.endswith("any")

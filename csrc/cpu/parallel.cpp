@@ -47,15 +47,17 @@ struct Job {
 class Pool {
  public:
   void Run(Job* job) {
+    int seats;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       while (size_ < job->seats && Start()) {
       }
       if (job->seats > size_) job->seats = size_;
+      seats = job->seats;
       job->after = jobs_;
       jobs_ = job;
     }
-    for (int i = 0; i < job->seats; ++i) work_.notify_one();
+    for (int i = 0; i < seats; ++i) work_.notify_one();
     job->Work();
     std::unique_lock<std::mutex> lock(mutex_);
     Job** link = &jobs_;
