@@ -1,6 +1,6 @@
 """The CPU backend: kernels of libbitsandbytes_cpu, compiled for several instruction sets and chosen at run time."""
 
-from . import fourbit
+from . import fourbit, int8
 from ._library import last_target, select_target, target, targets, threading, using_target
 
-__all__ = ["fourbit", "last_target", "select_target", "target", "targets", "threading", "using_target"]
+__all__ = ["fourbit", "int8", "last_target", "select_target", "target", "targets", "threading", "using_target"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_char_p, c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -27,6 +27,11 @@ _library = _native.load(
         "bnb_cpu_codebook": (c_int, [_QUANT_TYPE, _TENSOR]),
         "bnb_cpu_quantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
         "bnb_cpu_dequantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+        "bnb_cpu_int8_vectorwise_quant": (c_int, [_DTYPE, *[_SIZE] * 2, _TENSOR, c_float, *[_TENSOR] * 3, _THREADS]),
+        "bnb_cpu_int8_vectorwise_dequant": (c_int, [*[_SIZE] * 2, *[_TENSOR] * 3, _THREADS]),
+        "bnb_cpu_int8_linear_matmul": (c_int, [*[_SIZE] * 3, *[_TENSOR] * 3, _THREADS]),
+        "bnb_cpu_int8_mm_dequant": (c_int, [_DTYPE, *[_SIZE] * 2, *[_TENSOR] * 5, _THREADS]),
+        "bnb_cpu_int8_scaled_mm": (c_int, [_DTYPE, *[_SIZE] * 3, *[_TENSOR] * 6, _THREADS]),
     },
 )
 

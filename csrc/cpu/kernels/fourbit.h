@@ -10,7 +10,6 @@ namespace bnb {
 namespace {
 
 constexpr int64_t kMaxBlock4 = 4096;
-constexpr int64_t kGrain = 1 << 15;  // elements; below this, waking a thread costs more than it saves
 
 inline const float* Codebook(int quant_type) { return quant_type == BNB_NF4 ? kNF4 : kFP4; }
 
