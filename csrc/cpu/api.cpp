@@ -91,7 +91,8 @@ int bnb_cpu_int8_mm_dequant(int dtype, int64_t m, int64_t n, const int32_t* prod
 }
 
 int bnb_cpu_int8_scaled_mm(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
-                           const float* row_stats, const float* col_stats, const float* bias, void* out, int threads) {
-  return Run(IsDtype(dtype) && AreSizes({m, n, k}), &bnb::Kernels::int8_scaled_mm, dtype, m, n, k, a, b, row_stats,
-             col_stats, bias, out, threads);
+                           const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                           const int64_t* outlier_cols, const float* outlier_values, void* out, int threads) {
+  return Run(IsDtype(dtype) && AreSizes({m, n, k, outliers}), &bnb::Kernels::int8_scaled_mm, dtype, m, n, k, a, b,
+             row_stats, col_stats, bias, outliers, outlier_cols, outlier_values, out, threads);
 }

@@ -55,10 +55,11 @@ BNB_API int bnb_cpu_int8_linear_matmul(int64_t m, int64_t n, int64_t k, const in
 /* An (m, n) product of codes -> `dtype`. `bias` is null or n values. */
 BNB_API int bnb_cpu_int8_mm_dequant(int dtype, int64_t m, int64_t n, const int32_t* product, const float* row_stats,
                                     const float* col_stats, const float* bias, void* out, int threads);
-/* The two in one. */
+/* The two in one. Of the `outliers` columns of A at `outlier_cols`, all below k, the values (m, outliers) times the
+ * decoded columns of b are added in fp32. */
 BNB_API int bnb_cpu_int8_scaled_mm(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
-                                   const float* row_stats, const float* col_stats, const float* bias, void* out,
-                                   int threads);
+                                   const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                                   const int64_t* outlier_cols, const float* outlier_values, void* out, int threads);
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,8 @@ struct Kernels {
   void (*int8_mm_dequant)(int dtype, int64_t m, int64_t n, const int32_t* product, const float* row_stats,
                           const float* col_stats, const float* bias, void* out, int threads);
   void (*int8_scaled_mm)(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
-                         const float* row_stats, const float* col_stats, const float* bias, void* out, int threads);
+                         const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                         const int64_t* outlier_cols, const float* outlier_values, void* out, int threads);
 };
 
 }  // namespace bnb

@@ -1,14 +1,18 @@
 """LLM.int8() operators on the CPU; arguments and results in `_ops/int8.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from ._library import DTYPE, call, dense, dense_spans
 from ..default import int8 as reference
-from ..default._blocks import exact_matmul
 from ..._ops import register
 from ...formats import rows_of
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _row_spans(tensor: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -37,7 +41,7 @@ def int8_vectorwise_quant(
             threshold,
             codes.data_ptr() + first * columns,
             stats.data_ptr() + first * stats.itemsize,
-            None if outlier is None else outlier.data_ptr(),
+            _pointer(outlier),
         )
     if outlier is None:
         return codes, stats, None
@@ -98,9 +102,43 @@ def int8_mm_dequant(
             product.data_ptr(),
             row_stats.data_ptr() + first * row_stats.itemsize,
             col_stats.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            _pointer(bias),
             out.data_ptr() + first * columns * out.itemsize,
         )
+    return out
+
+
+def _scaled_mm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    row_stats: torch.Tensor,
+    col_stats: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    outlier_cols: torch.Tensor | None = None,
+    outliers: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`int8_scaled_mm` plus the product of `outliers`, columns of A in floating point, with those of the decoded B."""
+    row_stats, col_stats, bias = _epilogue(row_stats, col_stats, bias)
+    out = torch.empty((*A.shape[:-1], B.shape[0]), dtype=dtype)
+    A, B = dense(A), dense(B)
+    if outlier_cols is not None and outliers is not None:
+        outlier_cols, outliers = dense(outlier_cols), dense(outliers.float())
+    call(
+        "int8_scaled_mm",
+        DTYPE[dtype],
+        rows_of(A),
+        *B.shape,
+        A.data_ptr(),
+        B.data_ptr(),
+        row_stats.data_ptr(),
+        col_stats.data_ptr(),
+        _pointer(bias),
+        0 if outlier_cols is None else outlier_cols.numel(),
+        _pointer(outlier_cols),
+        _pointer(outliers),
+        out.data_ptr(),
+    )
     return out
 
 
@@ -112,23 +150,7 @@ def int8_scaled_mm(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    dtype = dtype or torch.float16
-    row_stats, col_stats, bias = _epilogue(row_stats, col_stats, bias)
-    out = torch.empty((*A.shape[:-1], B.shape[0]), dtype=dtype)
-    A, B = dense(A), dense(B)
-    call(
-        "int8_scaled_mm",
-        DTYPE[dtype],
-        rows_of(A),
-        *B.shape,
-        A.data_ptr(),
-        B.data_ptr(),
-        row_stats.data_ptr(),
-        col_stats.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-    )
-    return out
+    return _scaled_mm(A, B, row_stats, col_stats, bias, dtype or torch.float16)
 
 
 def int8_mixed_scaled_mm(
@@ -140,28 +162,21 @@ def int8_mixed_scaled_mm(
     outlier_cols: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if outlier_cols is None:
-        return int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype), None
-    outliers = A.reshape(rows_of(A), A.shape[-1]).index_select(1, outlier_cols)
-    if not outlier_cols.numel():
-        return int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype), outliers
-    result = int8_scaled_mm(CA, CB, SCA, SCB, None, torch.float32)
-    weight = int8_vectorwise_dequant(CB.index_select(1, outlier_cols), SCB)
-    with exact_matmul(A.device):
-        result.view(rows_of(A), CB.shape[0]).addmm_(outliers.float(), weight.t())
-    if bias is not None:
-        result += bias.float()
-    return result.to(A.dtype), outliers
+    outliers = None
+    if outlier_cols is not None:
+        outliers = A.reshape(rows_of(A), A.shape[-1]).index_select(1, outlier_cols)  # checks the indices
+    return _scaled_mm(CA, CB, SCA, SCB, bias, A.dtype, outlier_cols, outliers), outliers
 
 
-for _op, _kernel in {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "int8_vectorwise_quant": int8_vectorwise_quant,
-    "int8_double_quant": reference.int8_double_quant,  # of two calls of int8_vectorwise_quant
+    "int8_double_quant": reference.int8_double_quant,  # two calls of int8_vectorwise_quant
     "int8_vectorwise_dequant": int8_vectorwise_dequant,
     "int8_linear_matmul": int8_linear_matmul,
     "int8_linear_matmul.out": int8_linear_matmul_out,
     "int8_mm_dequant": int8_mm_dequant,
     "int8_scaled_mm": int8_scaled_mm,
     "int8_mixed_scaled_mm": int8_mixed_scaled_mm,
-}.items():
+}
+for _op, _kernel in _KERNELS.items():
     register(_op, _kernel, "CPU", "native")

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "cpu/kernels/int8_rows.h"
 #include "cpu/kernels/simd.h"
 
 namespace bnb {
@@ -189,7 +190,7 @@ inline void MultiplyBlock(const int8_t* a, int64_t rows, const int8_t* b, int64_
   }
 }
 
-// Calls `finish(row, column, count, sums)` for pieces of rows of the product.
+// Calls `finish(row, rows, column, columns, sums)` for blocks of the product, whose rows are kPanel apart.
 template <typename Finish>
 void MultiplyAll(int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b, int threads, const Finish& finish) {
   const int64_t strips = CeilDiv(m, kStrip), panels = CeilDiv(n, kPanel);
@@ -200,30 +201,34 @@ void MultiplyAll(int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t*
       const int64_t row = block % strips * kStrip, column = block / strips * kPanel;
       const int64_t rows = Min(kStrip, m - row), columns = Min(kPanel, n - column);
       MultiplyBlock(a + row * k, rows, b + column * k, columns, k, sums);
-      for (int64_t r = 0; r < rows; ++r) finish(row + r, column, columns, sums + r * kPanel);
+      finish(row, rows, column, columns, sums);
     }
   });
 }
 
 void Multiply8(int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b, int32_t* out, int threads) {
-  MultiplyAll(m, n, k, a, b, threads, [&](int64_t row, int64_t column, int64_t count, const int32_t* sums) {
-    memcpy(out + row * n + column, sums, static_cast<size_t>(count) * sizeof(int32_t));
-  });
+  MultiplyAll(m, n, k, a, b, threads,
+              [&](int64_t row, int64_t rows, int64_t column, int64_t columns, const int32_t* sums) {
+                for (int64_t r = 0; r < rows; ++r) {
+                  memcpy(out + (row + r) * n + column, sums + r * kPanel, static_cast<size_t>(columns) * sizeof(*out));
+                }
+              });
 }
 
 // --- Dequantise ------------------------------------------------------------------------------------------------------
 
-// Turns pieces of rows of a product into values. The order of operations is the reference's.
+// Turns pieces of rows of a product into values, in the reference's order of operations. `more` is null or added.
 template <typename T>
 struct ProductDecoder {
   int64_t n;
   const float *row_stats, *col_stats, *bias;
   T* out;
-  void operator()(int64_t row, int64_t column, int64_t count, const int32_t* sums) const {
+  void operator()(int64_t row, int64_t column, int64_t count, const int32_t* sums, const float* more) const {
     const VF row_stat = hn::Set(f32, row_stats[row]);
     T* values = out + row * n + column;
     ForVectors(count, [&](int64_t i, auto move) {
-      VF v = row_stat * move(col_stats + column + i) * move(sums + i) * hn::Set(f32, 1.0f / (127.0f * 127.0f));
+      VF v = row_stat * move(col_stats + column + i) * move(sums + i) * hn::Set(f32, 1.0f / (kMaxCode8 * kMaxCode8));
+      if (more) v = v + move(more + i);
       if (bias) v = v + move(bias + column + i);
       move(v, values + i);
     });
@@ -233,20 +238,67 @@ struct ProductDecoder {
 void DequantizeProduct8(int dtype, int64_t m, int64_t n, const int32_t* product, const float* row_stats,
                         const float* col_stats, const float* bias, void* out, int threads) {
   WithType(dtype, [&](auto* type) {
-    const ProductDecoder<std::remove_pointer_t<decltype(type)>> decode{n, row_stats, col_stats, bias,
-                                                                       static_cast<decltype(type)>(out)};
+    using T = std::remove_pointer_t<decltype(type)>;
+    const ProductDecoder<T> decode{n, row_stats, col_stats, bias, static_cast<T*>(out)};
     Parallel(m, kGrain / Max(1, n) + 1, threads, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) decode(row, 0, n, product + row * n);
+      for (int64_t row = first; row < last; ++row) decode(row, 0, n, product + row * n, nullptr);
     });
   });
 }
 
+// Columns of A that are multiplied in fp32 with those of the decoded B, while B is in the cache.
+struct Outliers8 {
+  int64_t count;
+  const int64_t* columns;
+  const float* values;  // (m, count)
+
+  // The product of `rows` rows of the values, from row `row` on, with rows of B, whose statistics are `stats`.
+  void Multiply(int64_t row, int64_t rows, Rows8 b, const float* stats, int64_t columns_b, float* sums) const {
+    constexpr int64_t kGroup = 32, kVectors = kPanel / kLanes;
+    memset(sums, 0, static_cast<size_t>(rows * kPanel) * sizeof(float));
+    HWY_ALIGN int8_t codes[kGroup * kPanel];
+    HWY_ALIGN float weight[kGroup * kPanel] = {};
+    for (int64_t first = 0; first < count; first += kGroup) {
+      const int64_t group = Min(kGroup, count - first);
+      for (int64_t c = 0; c < columns_b; ++c) {
+        for (int64_t j = 0; j < group; ++j) codes[j * kPanel + c] = b[c][columns[first + j]];
+      }
+      for (int64_t j = 0; j < group; ++j) {
+        ForVectors(columns_b, [&](int64_t i, auto move) {
+          move(move(codes + j * kPanel + i) * move(stats + i) * hn::Set(f32, 1.0f / kMaxCode8),
+               weight + j * kPanel + i);
+        });
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* x = values + (row + r) * count + first;
+        VF sum[kVectors];
+        for (int64_t v = 0; v < kVectors; ++v) sum[v] = Load(sums + r * kPanel + v * kLanes);
+        for (int64_t j = 0; j < group; ++j) {
+          for (int64_t v = 0; v < kVectors; ++v) {
+            sum[v] = hn::MulAdd(hn::Set(f32, x[j]), Load(weight + j * kPanel + v * kLanes), sum[v]);
+          }
+        }
+        for (int64_t v = 0; v < kVectors; ++v) Store(sum[v], sums + r * kPanel + v * kLanes);
+      }
+    }
+  }
+};
+
 void ScaledMultiply8(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
-                     const float* row_stats, const float* col_stats, const float* bias, void* out, int threads) {
+                     const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                     const int64_t* outlier_cols, const float* outlier_values, void* out, int threads) {
+  const Outliers8 extra{outliers, outlier_cols, outlier_values};
   WithType(dtype, [&](auto* type) {
-    const ProductDecoder<std::remove_pointer_t<decltype(type)>> decode{n, row_stats, col_stats, bias,
-                                                                       static_cast<decltype(type)>(out)};
-    MultiplyAll(m, n, k, a, b, threads, decode);
+    using T = std::remove_pointer_t<decltype(type)>;
+    const ProductDecoder<T> decode{n, row_stats, col_stats, bias, static_cast<T*>(out)};
+    MultiplyAll(m, n, k, a, b, threads,
+                [&](int64_t row, int64_t rows, int64_t column, int64_t columns, const int32_t* sums) {
+                  HWY_ALIGN float more[kStrip * kPanel];
+                  if (outliers) extra.Multiply(row, rows, {b + column * k, k}, col_stats + column, columns, more);
+                  for (int64_t r = 0; r < rows; ++r) {
+                    decode(row + r, column, columns, sums + r * kPanel, outliers ? more + r * kPanel : nullptr);
+                  }
+                });
   });
 }
 
