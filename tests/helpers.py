@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 import torch
 
+from bitsandbytes import _ops
 from bitsandbytes._ops import implementations
 from tests.cases import fourbit as fourbit_cases
 
@@ -62,10 +63,12 @@ QUANT_OPS = (
     "dequantize_4bit.out",
     "dequantize_blockwise",
     "dequantize_blockwise.out",
+    "embedding_4bit",
     "gemm_4bit",
     "gemv_4bit",
     "gemv_4bit.out",
     "int8_double_quant",
+    "int8_embedding",
     "int8_linear_matmul",
     "int8_linear_matmul.out",
     "int8_mixed_scaled_mm",
@@ -104,6 +107,24 @@ def overload(op: str):
     return getattr(getattr(torch.ops.bitsandbytes, name), variant or "default")
 
 
+def reference(op: str) -> Callable:
+    """The reference function of an operator, as it runs where it is registered."""
+    module = import_module(f"bitsandbytes.backends.default.{_FAMILY[op]}")
+    return torch.no_grad()(getattr(module, op.replace(".", "_")))
+
+
+@contextmanager
+def reference_on_the_cpu():
+    """Within the context, every quantisation operator on CPU tensors runs the reference."""
+    keys = [(op, "CPU") for op in QUANT_OPS]
+    before = {key: _ops._kernels[key] for key in keys}
+    _ops._kernels.update({key: reference(key[0]) for key in keys})
+    try:
+        yield
+    finally:
+        _ops._kernels.update(before)
+
+
 @dataclass(frozen=True)
 class Target:
     """One implementation on one device; `native` on the CPU once for every instruction set this machine runs."""
@@ -121,8 +142,7 @@ class Target:
         if registered == self.implementation:
             return self._witnessed(overload(name)) if self.instructions else overload(name)
         if self.implementation == "default":
-            module = import_module(f"bitsandbytes.backends.default.{_FAMILY[name]}")
-            return torch.no_grad()(getattr(module, name.replace(".", "_")))  # as where it is registered
+            return reference(name)
         pytest.skip(f"{name} on {self.device} has no implementation '{self.implementation}', only '{registered}'")
 
     def _witnessed(self, op: Callable) -> Callable:

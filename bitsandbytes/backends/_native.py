@@ -17,7 +17,7 @@ _STATUS = {
     1: "an argument is invalid",
     2: "the target is unknown, or this machine cannot run it",
     3: "out of memory",
-    4: "an index points past the table",
+    4: "an index is out of range",
 }
 
 

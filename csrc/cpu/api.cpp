@@ -1,6 +1,7 @@
 #include "cpu/api.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include <initializer_list>
 #include <type_traits>
@@ -55,6 +56,18 @@ int bnb_cpu_select_target(const char* name) {
 
 const char* bnb_cpu_target() { return bnb::ActiveKernels().name; }
 const char* bnb_cpu_last_target() { return last_target; }
+
+void bnb_cpu_use_large_pages(void* begin, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = (address + kPage - 1) / kPage * kPage,
+                  last = (address + static_cast<uintptr_t>(bytes)) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)begin, (void)bytes;
+#endif
+}
 
 int bnb_cpu_codebook(int quant_type, float* levels) {
   if (!IsQuantType(quant_type)) return BNB_INVALID_ARGUMENT;

@@ -108,21 +108,22 @@ class Pool {
   int size_ = 0;         // helpers
 };
 
-// Never destroyed: helpers wait on it until the process ends.
-Pool* pool = nullptr;
-std::mutex creating;
+// Never destroyed: helpers wait on it until the process ends. No lock guards it, as one that another thread holds
+// during a fork would stay locked in the child.
+std::atomic<Pool*> pool{nullptr};
 
 // A forked child has none of the helpers: it starts with a new pool.
-void Forget() { pool = nullptr; }
+void Forget() { pool.store(nullptr); }
 
 Pool* ThePool() {
-  const std::lock_guard<std::mutex> lock(creating);
-  if (pool == nullptr) {
-    static const int registered = pthread_atfork(nullptr, nullptr, Forget);
-    (void)registered;
-    pool = new Pool;
-  }
-  return pool;
+  Pool* found = pool.load(std::memory_order_acquire);
+  if (found != nullptr) return found;
+  static const int registered = pthread_atfork(nullptr, nullptr, Forget);
+  (void)registered;
+  Pool* made = new Pool;
+  if (pool.compare_exchange_strong(found, made)) return made;
+  delete made;  // another thread was faster
+  return found;
 }
 
 }  // namespace

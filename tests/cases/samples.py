@@ -99,6 +99,25 @@ def _gemv(dtype, lead=(1,), out=False):
     return build
 
 
+def _embedding_4bit(quant_type, dtype, lead=(4,), nested=False, indices=torch.int64):
+    def build():
+        gemm = _gemm(quant_type, dtype, nested=nested)()
+        args = {"indices": randint(0, _OUT, lead, indices, seed=6)}
+        args |= {name: gemm[name] for name in ("B", "shapeB", "absmax", "blocksize", "quant_type")} | {"dtype": dtype}
+        return args | {name: gemm[name] for name in ("absmax_8bit", "absmax_code", "absmax_offset") if nested}
+
+    return build
+
+
+def _int8_embedding(dtype, lead=(4,), indices=torch.int64):
+    return lambda: {
+        "indices": randint(0, _OUT, lead, indices, seed=6),
+        "A": randint(-127, 128, (_OUT, _COLUMNS)),
+        "stats": _scales(_OUT),
+        "dtype": dtype,
+    }
+
+
 def _quantize_blockwise(dtype, shape=(_OUT, _COLUMNS), blocksize=100):
     return lambda: {"A": randn(*shape, dtype=dtype), "code": dynamic_map(), "blocksize": blocksize}
 
@@ -181,6 +200,9 @@ SAMPLES = (
     Sample("gemv_4bit", "fp32", _gemv(F32)),
     Sample("gemv_4bit", "fp16, a vector", _gemv(F16, ())),
     Sample("gemv_4bit.out", "bf16, 3-D", _gemv(BF16, (2, 1), out=True)),
+    Sample("embedding_4bit", "nf4 fp32", _embedding_4bit("nf4", F32)),
+    Sample("embedding_4bit", "fp4 bf16, 3-D int32", _embedding_4bit("fp4", BF16, (2, 1, 3), indices=torch.int32)),
+    Sample("embedding_4bit", "nf4 fp16 nested", _embedding_4bit("nf4", F16, nested=True)),
     Sample("quantize_blockwise", "fp32", _quantize_blockwise(F32)),
     Sample("quantize_blockwise", "fp16, 4-D", _quantize_blockwise(F16, (2, 3, 4, 5), 7)),
     Sample("dequantize_blockwise", "fp32", _dequantize_blockwise(F32)),
@@ -192,6 +214,8 @@ SAMPLES = (
     Sample("int8_double_quant", "fp32 with outliers, 3-D", _int8_quant(F32, 2.0, (2, 3, 70))),
     Sample("int8_vectorwise_dequant", "", lambda: {"A": randint(-127, 128, (3, 70)), "stats": _scales(3)}),
     Sample("int8_vectorwise_dequant", "3-D", lambda: {"A": randint(-127, 128, (2, 3, 7)), "stats": _scales(6)}),
+    Sample("int8_embedding", "fp32", _int8_embedding(F32)),
+    Sample("int8_embedding", "bf16, 3-D int32", _int8_embedding(BF16, (2, 1, 3), torch.int32)),
     Sample("int8_linear_matmul", "", _int8_matmul()),
     Sample("int8_linear_matmul", "3-D", _int8_matmul((2, 3))),
     Sample("int8_linear_matmul.out", "", _int8_matmul(out=True)),

@@ -10,7 +10,7 @@ import bitsandbytes as bnb
 from bitsandbytes import _ops
 import bitsandbytes.functional as F
 from tests.cases.samples import FIRST
-from tests.helpers import as_tuple, assert_all_same, overload
+from tests.helpers import as_tuple, assert_all_same, overload, reference_on_the_cpu
 
 # Parameters and defaults. `igemm`, `batched_igemm`, `check_matmul` and `CUBLAS_Context` are left out on purpose.
 SIGNATURES = {
@@ -136,7 +136,7 @@ class TestMessagesAboutDevices:
         """The kernel for devices without their own, called on the CPU."""
         monkeypatch.setattr(_ops, "_announced", set())
         key = torch._C.DispatchKey.CompositeExplicitAutograd
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, reference_on_the_cpu():
             warnings.simplefilter("always")
             for op, sample in FIRST.items():
                 args = sample.args()

@@ -258,5 +258,8 @@ class TestGemv:
         packed, state = F.quantize_4bit(randn(40, 64, dtype=dtype, device=device), quant_type="nf4")
         x = randn(1, 64, dtype=dtype, device=device, seed=1)
         many = bnb.matmul_4bit(x.repeat(8, 1), packed.t(), quant_state=state)
+        # The weights of many bf16 rows may be rounded to bf16 (docs/numerics.md).
+        magnitude = (x.abs() @ F.dequantize_4bit(packed, state).abs().t()).max().item()
+        atol = torch.finfo(dtype).eps / 2 * magnitude if dtype == torch.bfloat16 else 1e-5
         for one in (F.gemv_4bit(x, packed, state=state), bnb.matmul_4bit(x, packed.t(), quant_state=state)):
-            torch.testing.assert_close(many[:1], one, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+            torch.testing.assert_close(many[:1], one, rtol=2 * torch.finfo(dtype).eps, atol=atol)

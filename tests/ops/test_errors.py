@@ -64,6 +64,7 @@ GEMM = [
     ("absmax", zeros(6, dtype=F16), "absmax", F16),
     ("absmax", meta(6), "absmax", None),
 ]
+INDICES = [("indices", zeros(4, dtype=dtype), "indices", dtype) for dtype in (F32, U8, I8, torch.int16, torch.bool)]
 CODE_MAPS = [
     ("code", zeros(255), "code", "255"),
     ("code", zeros(16), "code", "16"),
@@ -138,6 +139,14 @@ TABLE = {
     ],
     "dequantize_4bit": DEQUANTIZE_4BIT,
     "dequantize_4bit.out": [*DEQUANTIZE_4BIT, *outs(5, 70)],
+    "embedding_4bit": [
+        *INDICES,
+        *BLOCKSIZES_4BIT,
+        *QUANT_TYPES,
+        *RESULT_DTYPES,
+        *[row for row in GEMM if row[0] in ("B", "shapeB", "absmax")],
+        ("absmax_8bit", zeros(6, dtype=U8), "absmax_code and absmax_offset", "None"),
+    ],
     "gemm_4bit": [
         *GEMM,
         *QUANT_TYPES,
@@ -167,6 +176,17 @@ TABLE = {
         ("stats", zeros(70), "stats", "70"),
         ("stats", zeros(3, dtype=F16), "stats", F16),
         ("stats", meta(3), "stats", None),
+    ],
+    "int8_embedding": [
+        *INDICES,
+        *RESULT_DTYPES,
+        ("A", zeros(5, 70), "A", F32),
+        ("A", zeros(5, 70, dtype=U8), "A", U8),
+        ("A", zeros(70, dtype=I8), "A", "(70,)"),
+        ("A", meta(5, 70, dtype=I8), "A", None),
+        ("stats", zeros(4), "stats", "4"),
+        ("stats", zeros(5, dtype=F16), "stats", F16),
+        ("stats", meta(5), "stats", None),
     ],
     "int8_linear_matmul": INT8_MATMUL,
     "int8_linear_matmul.out": [*INT8_MATMUL, *outs(3, 5, dtype=I32)],
@@ -250,11 +270,12 @@ NESTED = [
 ]
 
 
+@pytest.mark.parametrize("op", ["gemm_4bit", "embedding_4bit"])
 @pytest.mark.parametrize(("changed", "value", "argument", "got"), NESTED)
-def test_invalid_nested_statistics_of_gemm_are_refused(changed, value, argument, got, device):
-    sample = next(s for s in SAMPLES if s.op == "gemm_4bit" and "nested" in s.name)
+def test_invalid_nested_statistics_are_refused(changed, value, argument, got, op, device):
+    sample = next(s for s in SAMPLES if s.op == op and "nested" in s.name)
     value = value(device) if callable(value) else value
-    refuse("gemm_4bit", sample.args(device) | {changed: value}, argument, got)
+    refuse(op, sample.args(device) | {changed: value}, argument, got)
 
 
 def test_the_table_covers_every_operator():

@@ -1,4 +1,4 @@
-"""What PyTorch sees of each operator: schema, fake, tags, kernels. All of it as upstream has it."""
+"""What PyTorch sees of each operator: schema, fake, tags, kernels. As upstream has it, save the embeddings: ours."""
 
 import pytest
 import torch
@@ -23,6 +23,10 @@ SCHEMAS = {
     "dequantize_blockwise.out": (
         "(Tensor A, Tensor absmax, Tensor code, int blocksize, ScalarType dtype, Tensor(a!) out) -> ()"
     ),
+    "embedding_4bit": (
+        "(Tensor indices, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, ScalarType dtype, "
+        "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor"
+    ),
     "gemm_4bit": (
         "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, str quant_type, Tensor? bias=None, "
         "Tensor? absmax_8bit=None, Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor"
@@ -32,6 +36,7 @@ SCHEMAS = {
         "(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize, Tensor(a!) out) -> ()"
     ),
     "int8_double_quant": "(Tensor A, float threshold=0.) -> (Tensor, Tensor, Tensor, Tensor, Tensor?)",
+    "int8_embedding": "(Tensor indices, Tensor A, Tensor stats, ScalarType dtype) -> Tensor",
     "int8_linear_matmul": "(Tensor A, Tensor B) -> Tensor",
     "int8_linear_matmul.out": "(Tensor A, Tensor B, Tensor(a!) out) -> ()",
     "int8_mixed_scaled_mm": (
@@ -57,7 +62,7 @@ def test_the_tables_of_these_tests_name_every_quantisation_operator():
 
 
 @pytest.mark.parametrize("op", QUANT_OPS)
-def test_schema_is_upstreams(op):
+def test_schema_is_upstreams_or_ours(op):
     assert str(overload(op)._schema) == f"bitsandbytes::{op}{SCHEMAS[op]}"
 
 

@@ -1,6 +1,6 @@
 """libbitsandbytes_cpu as Python sees it: its functions (csrc/cpu/api.h), targets, and tensors as arguments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from typing import Any
@@ -23,6 +23,7 @@ _library = _native.load(
         "bnb_cpu_select_target": (c_int, [c_char_p]),
         "bnb_cpu_target": (c_char_p, []),
         "bnb_cpu_last_target": (c_char_p, []),
+        "bnb_cpu_use_large_pages": (None, [_TENSOR, _SIZE]),
         "bnb_cpu_codebook": (c_int, [_QUANT_TYPE, _TENSOR]),
         "bnb_cpu_quantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
         "bnb_cpu_dequantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
@@ -55,10 +56,22 @@ _library = _native.load(
 DTYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 QUANT_TYPE = {"nf4": 0, "fp4": 1}
 
+# Smaller tensors come from memory that the process keeps.
+_LARGE = 4 << 20
+
 
 def call(op: str, *args: Any) -> None:
     """Run an operator of the library on as many threads as PyTorch uses."""
     _native.check_status(getattr(_library, f"bnb_cpu_{op}")(*args, torch.get_num_threads()), op)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised dense tensor for a kernel to fill, on large pages if it is large and the system has them."""
+    out = torch.empty(shape, dtype=dtype)
+    size = out.numel() * out.itemsize
+    if size >= _LARGE:
+        _library.bnb_cpu_use_large_pages(out.data_ptr(), size)
+    return out
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

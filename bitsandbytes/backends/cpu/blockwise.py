@@ -2,7 +2,7 @@
 
 import torch
 
-from ._library import DTYPE, call, dense, dense_spans, is_dense
+from ._library import DTYPE, call, dense, dense_spans, empty, is_dense
 from ..default import blockwise as reference
 from ..default._blocks import SPAN, read, spans, write
 from ..._ops import register
@@ -15,8 +15,8 @@ def quantize_blockwise(A: torch.Tensor, code: torch.Tensor, blocksize: int) -> t
         # A dense copy of a whole block would be too large. The reference goes through the block twice, in parts.
         return reference.quantize_blockwise(A, code, blocksize)
     code = dense(code)
-    codes = torch.empty(A.shape, dtype=torch.uint8)
-    absmax = torch.empty(num_blocks(n, blocksize), dtype=torch.float32)
+    codes = empty(A.shape, torch.uint8)
+    absmax = empty((num_blocks(n, blocksize),), torch.float32)
     for span, values in dense_spans(A, blocksize):
         call(
             "quantize_blockwise",
@@ -34,7 +34,7 @@ def quantize_blockwise(A: torch.Tensor, code: torch.Tensor, blocksize: int) -> t
 def dequantize_blockwise(
     A: torch.Tensor, absmax: torch.Tensor, code: torch.Tensor, blocksize: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    out = torch.empty(A.shape, dtype=dtype)
+    out = empty(A.shape, dtype)
     dequantize_blockwise_out(A, absmax, code, blocksize, dtype, out)
     return out
 
@@ -65,7 +65,7 @@ def dequantize_blockwise_out(
         decode(A, 0, out)
         return
     for span in spans(A.numel(), blocksize):
-        values = torch.empty(span.stop - span.start, dtype=dtype)
+        values = empty((span.stop - span.start,), dtype)
         decode(read(A, span.start, span.stop, A.dtype), span.first, values)
         write(out, span.start, values)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, targets, whole_blocks
+from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, empty, targets, whole_blocks
 from ..default._blocks import SPAN, exact_matmul, read, write
 from ..._ops import register
 from ...formats import num_blocks, packed_bytes, rows_of
@@ -14,8 +14,8 @@ def quantize_4bit(
     A: torch.Tensor, blocksize: int, quant_type: str, quant_storage: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     n = A.numel()
-    packed = torch.empty(packed_bytes(n), dtype=torch.uint8)
-    absmax = torch.empty(num_blocks(n, blocksize), dtype=torch.float32)
+    packed = empty((packed_bytes(n),), torch.uint8)
+    absmax = empty((num_blocks(n, blocksize),), torch.float32)
     for span, values in dense_spans(A, blocksize):
         call(
             "quantize_4bit",
@@ -33,7 +33,7 @@ def quantize_4bit(
 def dequantize_4bit(
     A: torch.Tensor, absmax: torch.Tensor, blocksize: int, quant_type: str, shape: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    out = torch.empty(shape, dtype=dtype)
+    out = empty(shape, dtype)
     dequantize_4bit_out(A, absmax, blocksize, quant_type, shape, dtype, out)
     return out
 
@@ -66,7 +66,7 @@ def dequantize_4bit_out(
         return
     for span in whole_blocks(out.numel(), blocksize):
         packed = read(A, span.start // 2 // A.itemsize, packed_bytes(span.stop) // A.itemsize, A.dtype)
-        values = torch.empty(span.stop - span.start, dtype=dtype)
+        values = empty((span.stop - span.start,), dtype)
         decode(packed, span.first, values)
         write(out, span.start, values)
 
@@ -106,7 +106,7 @@ class _Weight:
         """`A @ weight.T + bias`; docs/numerics.md states the precision."""
         n, k = self.shape
         m = rows_of(A)
-        out = torch.empty((*A.shape[:-1], n), dtype=A.dtype)
+        out = empty((*A.shape[:-1], n), A.dtype)
         if m > _TILED_ROWS:
             self._multiply_by_panels(A.reshape(m, k), bias, out.view(m, n))
             return out
@@ -120,7 +120,7 @@ class _Weight:
         dtype = torch.bfloat16 if _BF16_PRODUCTS and A.dtype == torch.bfloat16 else torch.float32
         x, bias = A.to(dtype), None if bias is None else bias.to(dtype)
         rows = max(1, SPAN // max(k, 1))
-        panel = torch.empty((min(rows, n), k), dtype=dtype)
+        panel = empty((min(rows, n), k), dtype)
         with exact_matmul(A.device):
             for first in range(0, n, rows):
                 last = min(first + rows, n)
@@ -186,7 +186,7 @@ def embedding_4bit(
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
     weight = _Weight(B, shapeB, quant_type, blocksize, absmax, absmax_8bit, absmax_code, absmax_offset)
-    out = torch.empty((*indices.shape, shapeB[1]), dtype=dtype)
+    out = empty((*indices.shape, shapeB[1]), dtype)
     weight.decode_rows(dense(indices.long()), 0, out)
     return out
 

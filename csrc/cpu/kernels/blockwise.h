@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMapSize = 256;
 constexpr int kPoints = kMapSize - 1;
-constexpr int64_t kChunk = 256;  // elements that go from loop to loop through buffers on the stack
+constexpr int64_t kBuffer = 256;  // elements that go from loop to loop through buffers on the stack
 
 constexpr int64_t kSharedBlock = 1 << 18;  // elements; longer blocks are shared among the threads
 constexpr int64_t kTableGrain = 1 << 11;   // elements; below this, a search is faster than making a table
@@ -99,8 +99,8 @@ class TabulatedCodes {
 
   template <typename Scaled>
   HWY_INLINE void operator()(const Scaled& scaled, int64_t count, uint8_t* codes) const {
-    HWY_ALIGN int32_t keys[kChunk];
-    HWY_ALIGN uint32_t entries[kChunk];  // at first their places
+    HWY_ALIGN int32_t keys[kBuffer];
+    HWY_ALIGN uint32_t entries[kBuffer];  // at first their places
     ForVectors(count, [&](int64_t i, auto move) {
       const auto key = Keys(scaled(i, move));
       hn::Store(key, i32, keys + i);
@@ -149,9 +149,9 @@ class TabulatedCodes {
 template <typename T, typename Codes>
 void EncodeBlock8(const Codes& map, const T* x, int64_t count, float absmax, uint8_t* codes) {
   Scaler(absmax).Run([&](auto scale) {
-    for (int64_t start = 0; start < count; start += kChunk) {
+    for (int64_t start = 0; start < count; start += kBuffer) {
       const T* part = x + start;
-      map([&](int64_t i, auto move) { return scale(move(part + i)); }, Min(kChunk, count - start), codes + start);
+      map([&](int64_t i, auto move) { return scale(move(part + i)); }, Min(kBuffer, count - start), codes + start);
     }
   });
 }
@@ -253,7 +253,7 @@ class Levels {
   __m512i high_[8], low_[8];
 #else
  public:
-  static constexpr int64_t kStep = kChunk;
+  static constexpr int64_t kStep = kBuffer;
   explicit Levels(const float* levels) : levels_(levels) {}
   HWY_INLINE void operator()(const uint8_t* codes, int64_t count, float* values) const {
     for (int64_t i = 0; i < count; ++i) values[i] = levels_[codes[i]];
