@@ -29,7 +29,7 @@ class BNBNativeLibrary:
         if function is None:
             raise AttributeError(
                 f"bitsandbytes has no native function '{name}' on backend {BNB_BACKEND}: "
-                f"{PACKAGE_DIR} holds no native library; every operator of torch.ops.bitsandbytes works without one"
+                "upstream's C functions do not exist here; every operator of torch.ops.bitsandbytes works without them"
             )
         return function
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 import warnings
 
+from .. import _env
 from ..errors import BackendUnavailableError
 
 #: In the order of loading: a later one replaces the kernels of an earlier one.
@@ -21,11 +22,16 @@ def load() -> None:
 
     One that cannot be used here leaves its reason in `status()`. A foreign backend that fails does not take the
     package down: the failure is a warning and stays in `status()`.
+
+    Raises:
+        BackendUnavailableError: The environment asks for a backend that cannot be used here.
     """
     for name in _BACKENDS:
         try:
             import_module(f"{__name__}.{name}")
         except BackendUnavailableError as error:
+            if name == "cpu" and _env.CPU_TARGET:
+                raise BackendUnavailableError(f"BNB_CPU_TARGET is '{_env.CPU_TARGET}', but {error}") from None
             _status[name] = (False, str(error))
         else:
             _status[name] = (True, "")

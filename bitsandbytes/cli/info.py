@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import bitsandbytes
-from bitsandbytes import backends
+from bitsandbytes import _env, backends
 from bitsandbytes._ops import implementations
 from bitsandbytes.cli import selftest
 
@@ -51,6 +51,21 @@ def operators(device_type: str) -> dict[str, str]:
     }
 
 
+def native_cpu() -> dict[str, Any] | None:
+    """The CPU's native library and how it runs; None where the backend's status says why there is none."""
+    if not backends.status()["cpu"][0]:
+        return None
+    from bitsandbytes.backends import cpu
+
+    return {
+        "library": cpu.path(),
+        "instructions": cpu.target(),
+        "chosen_by": "BNB_CPU_TARGET" if _env.CPU_TARGET else "this machine",
+        "available": list(cpu.targets()),
+        "threads": torch.get_num_threads(),
+    }
+
+
 def report() -> dict[str, Any]:
     """Everything the command shows. `cause` is the first thing that is wrong, None on a healthy host."""
     present = devices()
@@ -60,6 +75,7 @@ def report() -> dict[str, Any]:
         "versions": versions(),
         "devices": [str(device) for device in present],
         "backends": {name: {"available": ok, "why_not": why} for name, (ok, why) in backends.status().items()},
+        "native_cpu": native_cpu(),
         "operators": {kind: operators(kind) for kind in dict.fromkeys(device.type for device in present)},
         "self_test": {
             device: {name: {"passed": not why, "why_not": why} for name, why in checks.items()}
@@ -87,6 +103,14 @@ def _print_report(found: dict[str, Any]) -> None:
             for name, backend in found["backends"].items()
         },
     )
+    if native := found["native_cpu"]:
+        rows = {
+            "library": native["library"],
+            "instructions": f"{native['instructions']}, chosen by {native['chosen_by']}",
+            "available": ", ".join(native["available"]),
+            "threads": f"at most {native['threads']}, as torch.get_num_threads() says",
+        }
+        _print_section("Native CPU library", rows)
     for kind, chosen in found["operators"].items():
         _print_section(f"Operators on {kind}", chosen)
     for device, checks in found["self_test"].items():

@@ -113,6 +113,11 @@ def dense_spans(tensor: torch.Tensor, blocksize: int) -> Iterator[tuple[Span, to
             yield span, read(tensor, span.start, span.stop, tensor.dtype)
 
 
+def path() -> str:
+    """Where the library is."""
+    return _library._name
+
+
 # --- Targets ----------------------------------------------------------------------------------------------------------
 
 

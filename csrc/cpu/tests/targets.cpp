@@ -69,6 +69,7 @@ void TestLast() {
 
 // A child process has none of its parent's threads.
 void TestFork() {
+#ifndef BNB_EMULATED  // QEMU's user mode fails an assertion where such a child starts a thread
   constexpr int64_t kCount = 1 << 20;
   const std::vector<float> values(kCount, 1);
   std::vector<uint8_t> packed(kCount / 2);
@@ -88,6 +89,7 @@ void TestFork() {
   int status = 1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   quantize();
+#endif
 }
 
 }  // namespace
