@@ -90,7 +90,8 @@ void DecodeRange4(const Weight4& w, int64_t begin, int64_t end, T* out) {
 inline bool InGroups(int64_t k) { return k % kGroup == 0; }
 constexpr int64_t ElementOf(int64_t nibble) { return nibble ^ 1; }  // the high nibble holds the first of two elements
 
-// The scales of the groups of a chunk, one a lane.
+// The scales of the groups of a chunk, one a lane; `element` is the first of the chunk, counted from the start of the
+// weight.
 class GroupScales {
  public:
   GroupScales(const Weight4& w, int64_t k)
@@ -99,34 +100,32 @@ class GroupScales {
         shift_(w.log2_blocksize - kLog2Group),
         aligned_(k % w.BlockStart(1) == 0),
         lanes_(hn::ShiftRightSame(hn::Iota(u32, 0), shift_)),
-        count_(Max(1, kLanes >> shift_)) {}
+        mask_(hn::FirstN(f32, static_cast<size_t>(Max(1, kLanes >> shift_)))) {}
 
-  // `element` is the first of the chunk, counted from the start of the weight.
-  HWY_INLINE VF operator()(int64_t element) const {
+  // A chunk within its row, as fast as it goes.
+  HWY_INLINE VF Whole(int64_t element) const {
+    if (HWY_UNLIKELY(!aligned_)) return Any(element);
+    const float* scales = absmax_ + (element >> (shift_ + kLog2Group));
+    if constexpr (kLanes <= 32 / kGroup) return hn::Set(f32, *scales);  // the smallest block fills a vector
+    return hn::TableLookupLanes(hn::MaskedLoad(mask_, f32, scales), hn::IndicesFromVec(f32, lanes_));
+  }
+
+  // Any chunk. Groups past the end of its row have some scale or 0.
+  HWY_NOINLINE VF Any(int64_t element) const {
     const int64_t block = element >> (shift_ + kLog2Group);
-    if (HWY_UNLIKELY(!aligned_)) return Unaligned(element >> kLog2Group, block);
-    // No more than one block where even the smallest, of 32 elements, fills a vector.
-    return kLanes <= 32 / kGroup ? hn::Set(f32, absmax_[block])
-                                 : Pick(absmax_ + block, Min(count_, blocks_ - block), lanes_);
+    const auto offset = static_cast<uint32_t>((element >> kLog2Group) - (block << shift_));
+    const VU lanes = hn::ShiftRightSame(hn::Iota(u32, offset), shift_);
+    const VF scales = LoadPart(absmax_ + block, Min(kLanes, blocks_ - block));
+    return hn::TableLookupLanes(scales, hn::IndicesFromVec(f32, lanes));
   }
 
  private:
-  HWY_NOINLINE VF Unaligned(int64_t group, int64_t block) const {
-    const auto offset = static_cast<uint32_t>(group - (block << shift_));
-    return Pick(absmax_ + block, Min(kLanes, blocks_ - block), hn::ShiftRightSame(hn::Iota(u32, offset), shift_));
-  }
-
-  // p[lane], where only the first `count` values may be read. Lanes that ask for more belong to no group.
-  static HWY_INLINE VF Pick(const float* p, int64_t count, VU lane) {
-    return hn::TableLookupLanes(LoadPart(p, count), hn::IndicesFromVec(f32, lane));
-  }
-
   const float* absmax_;
   int64_t blocks_;
-  int shift_;      // log2 of the groups in a block
-  bool aligned_;   // rows start at blocks
-  VU lanes_;       // if so, the block of each lane, counted from that of the first,
-  int64_t count_;  // and the blocks of a chunk
+  int shift_;           // log2 of the groups in a block
+  bool aligned_;        // rows start at blocks
+  VU lanes_;            // if so, the block of each lane, counted from that of the first,
+  hn::Mask<F32> mask_;  // and as many lanes as a chunk has blocks
 };
 
 // The packed words of a chunk, and its scales; zeros past the end of the row, whose neighbour may not be finite.
@@ -136,13 +135,13 @@ struct WholeChunk {
     hwy::Prefetch(reinterpret_cast<const uint8_t*>(reinterpret_cast<intptr_t>(p) + ahead));
     return hn::LoadU(u32, reinterpret_cast<const uint32_t*>(p));
   }
-  HWY_INLINE VF Keep(VF scales) const { return scales; }
+  HWY_INLINE VF Scales(const GroupScales& scales, int64_t element) const { return scales.Whole(element); }
 };
 struct PartChunk {
   int64_t groups;
   HWY_INLINE VU Words(const uint8_t* p, int64_t) const { return LoadPart32(u32, p, groups); }
-  HWY_INLINE VF Keep(VF scales) const {
-    return hn::IfThenElseZero(hn::FirstN(f32, static_cast<size_t>(groups)), scales);
+  HWY_INLINE VF Scales(const GroupScales& scales, int64_t element) const {
+    return hn::IfThenElseZero(hn::FirstN(f32, static_cast<size_t>(groups)), scales.Any(element));
   }
 };
 
@@ -172,29 +171,64 @@ HWY_INLINE VF LevelsAt(const Table16& table, VU words) {
 
 // --- Inputs ----------------------------------------------------------------------------------------------------------
 
+template <typename T>
+inline void Convert(T from, T* to) {
+  *to = from;
+}
+template <typename T>
+inline void Convert(T from, float* to) {
+  *to = ToFloat(from);
+}
+inline void Convert(float from, float* to) { *to = from; }
+
 // A row of k inputs as `To`, padded with zeros, in the order of the elements or in that of the groups.
 template <typename To, typename T>
 void LayOut(const T* x, int64_t k, bool grouped, To* out) {
-  const int64_t padded = Padded(k);
+  memset(static_cast<void*>(out + k / kChunk * kChunk), 0,
+         static_cast<size_t>(Padded(k) - k / kChunk * kChunk) * sizeof(To));
   if (!grouped) {
-    for (int64_t i = 0; i < k; ++i) FromFloat(ToFloat(x[i]), out + i);
-    memset(static_cast<void*>(out + k), 0, static_cast<size_t>(padded - k) * sizeof(To));
+    for (int64_t i = 0; i < k; ++i) Convert(x[i], out + i);
     return;
   }
-  for (int64_t c = 0; c < padded; c += kChunk) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t first = c + lane * kGroup;
-      for (int64_t j = 0; j < kGroup; ++j) {
-        To* to = out + c + j * kLanes + lane;
-        if (first < k) {
-          FromFloat(ToFloat(x[first + ElementOf(j)]), to);
-        } else {
-          memset(static_cast<void*>(to), 0, sizeof(To));
-        }
-      }
+  for (int64_t c = 0; c < k; c += kChunk) {
+    const int64_t lanes = Min(kLanes, (k - c) / kGroup);
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      for (int64_t j = 0; j < kGroup; ++j) Convert(x[c + lane * kGroup + ElementOf(j)], out + c + j * kLanes + lane);
     }
   }
 }
+
+// --- Sums ------------------------------------------------------------------------------------------------------------
+
+// The sum of the lanes of each of `count` vectors.
+template <int count>
+HWY_INLINE void SumLanes(const VF* v, float* sums) {
+  for (int i = 0; i < count; ++i) sums[i] = hn::GetLane(hn::SumOfLanes(f32, v[i]));
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Adds the upper half of a vector to the lower one until four lanes are left.
+template <int64_t lanes, typename D>
+HWY_INLINE auto Fold(D d, hn::Vec<D> v) {
+  if constexpr (lanes > 4) {
+    const hn::Half<D> half;
+    return Fold<lanes / 2>(half, hn::LowerHalf(half, v) + hn::UpperHalf(half, v));
+  } else {
+    (void)d;
+    return v;
+  }
+}
+// Four at once share the last steps: half the instructions.
+template <>
+HWY_INLINE void SumLanes<4>(const VF* v, float* sums) {
+  const hn::CappedTag<float, 4> four;
+  const auto a = Fold<kLanes>(f32, v[0]), b = Fold<kLanes>(f32, v[1]);
+  const auto c = Fold<kLanes>(f32, v[2]), d = Fold<kLanes>(f32, v[3]);
+  const auto ab = hn::InterleaveLower(four, a, b) + hn::InterleaveUpper(four, a, b);
+  const auto cd = hn::InterleaveLower(four, c, d) + hn::InterleaveUpper(four, c, d);
+  hn::StoreU(hn::ConcatLowerLower(four, cd, ab) + hn::ConcatUpperUpper(four, cd, ab), four, sums);
+}
+#endif
 
 // --- A few input rows ------------------------------------------------------------------------------------------------
 
@@ -207,9 +241,9 @@ template <int rows, int inputs>
 void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int64_t row, int64_t k, const float* x,
          int64_t stride, float* sums) {
   const uint8_t* packed = w.packed + row * k / 2;
-  VF total[rows][inputs];
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < inputs; ++i) total[r][i] = hn::Zero(f32);
+  VF total[inputs][rows];
+  for (int i = 0; i < inputs; ++i) {
+    for (int r = 0; r < rows; ++r) total[i][r] = hn::Zero(f32);
   }
   ForChunks(k, [&](int64_t c, auto chunk) HWY_ATTR {
     VU words[rows];
@@ -226,13 +260,11 @@ void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int6
       }
     });
     for (int r = 0; r < rows; ++r) {
-      const VF scale = chunk.Keep(scales((row + r) * k + c));
-      for (int i = 0; i < inputs; ++i) total[r][i] = hn::MulAdd(sum[r][i], scale, total[r][i]);
+      const VF scale = chunk.Scales(scales, (row + r) * k + c);
+      for (int i = 0; i < inputs; ++i) total[i][r] = hn::MulAdd(sum[r][i], scale, total[i][r]);
     }
   });
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < inputs; ++i) sums[i * kTileN + r] = hn::GetLane(hn::SumOfLanes(f32, total[r][i]));
-  }
+  for (int i = 0; i < inputs; ++i) SumLanes<rows>(total[i], sums + i * kTileN);
 }
 
 template <int rows, int inputs>
@@ -284,7 +316,7 @@ void DecodeRow4(const Weight4& w, const GroupScales& scales, const Table16& tabl
   }
   ForChunks(k, [&](int64_t c, auto chunk) HWY_ATTR {
     const VU words = chunk.Words(w.packed + ((row * k + c) >> 1), (kTileN * k) >> 1);
-    const VF scale = chunk.Keep(scales(row * k + c));
+    const VF scale = chunk.Scales(scales, row * k + c);
     ForNibbles([&](auto nibble) HWY_ATTR {
       if constexpr (nibble.value % 2 == 0) {
         DotStep<T>::Store(LevelsAt<nibble.value>(table, words) * scale,
@@ -310,9 +342,7 @@ void Tile(const T* x, const T* w, int64_t stride, float* sums) {
       for (int r = 0; r < rows_n; ++r) sum[i][r] = Step::Add(xk, wk[r], sum[i][r]);
     }
   }
-  for (int i = 0; i < rows_m; ++i) {
-    for (int r = 0; r < rows_n; ++r) sums[i * kTileN + r] = hn::GetLane(hn::SumOfLanes(f32, sum[i][r]));
-  }
+  for (int i = 0; i < rows_m; ++i) SumLanes<rows_n>(sum[i], sums + i * kTileN);
 }
 
 template <int rows_n, int rows_m, typename T>
