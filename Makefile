@@ -64,7 +64,7 @@ test-cpp-aarch64: $(VENV)/.dev
 	$(call ctest,aarch64,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake)
 
 benchmark-smoke: $(VENV)/.dev
-	$(OFFLINE) $(BIN)/python -m benchmarking.run --quick
+	$(OFFLINE) $(BIN)/python benchmarking/run.py --quick
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

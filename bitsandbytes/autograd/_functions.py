@@ -125,12 +125,13 @@ class MatMul8bitLt(torch.autograd.Function):
     @staticmethod
     def forward(ctx, A, B, out=None, bias=None, state=None):
         CB, SCB = _quantized_weight(B, state)
-        CA, SCA, outlier_cols = F.int8_vectorwise_quant(A, threshold=state.threshold)
+        ops = torch.ops.bitsandbytes
+        CA, SCA, outlier_cols = ops.int8_vectorwise_quant(A, state.threshold)
         if state.threshold > 0.0:
             state.idx = outlier_cols
-            result, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(A, CA, CB, SCA, SCB, outlier_cols, bias)
+            result, _ = ops.int8_mixed_scaled_mm(A, CA, CB, SCA, SCB, outlier_cols, bias)
         else:
-            result = torch.ops.bitsandbytes.int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype)
+            result = ops.int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype)
         _save_int8(ctx, A, CB, SCB)
         return result
 

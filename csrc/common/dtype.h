@@ -30,6 +30,8 @@ static inline float FloatOf(uint32_t bits) {
   return value;
 }
 
+static inline bool IsFinite(float value) { return (BitsOf(value) & 0x7F800000u) != 0x7F800000u; }
+
 static inline float ToFloat(float value) { return value; }
 static inline float ToFloat(BFloat16 value) { return FloatOf(static_cast<uint32_t>(value.bits) << 16); }
 static inline float ToFloat(Half half) {

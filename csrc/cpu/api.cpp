@@ -117,3 +117,34 @@ int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const 
   return Run(IsDtype(dtype) && blocksize > 0 && AreSizes({n}), &bnb::Kernels::dequantize_blockwise, dtype, blocksize, n,
              codes, absmax, levels, out, threads);
 }
+
+int bnb_cpu_int8_vectorwise_quant(int dtype, int64_t rows, int64_t columns, const void* a, float threshold,
+                                  int8_t* codes, float* stats, uint8_t* outliers, int threads) {
+  return Run(IsDtype(dtype) && AreSizes({rows, columns}), &bnb::Kernels::int8_vectorwise_quant, dtype, rows, columns, a,
+             threshold, codes, stats, outliers, threads);
+}
+
+int bnb_cpu_int8_vectorwise_dequant(int dtype, int64_t rows, int64_t columns, const int8_t* codes, const float* stats,
+                                    const int64_t* indices, int64_t count, void* out, int threads) {
+  const bool valid = IsDtype(dtype) && AreSizes({rows, columns, count}) && (indices != nullptr || count <= rows);
+  return Run(valid, &bnb::Kernels::int8_vectorwise_dequant, dtype, rows, columns, codes, stats, indices, count, out,
+             threads);
+}
+
+int bnb_cpu_int8_linear_matmul(int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b, int32_t* out,
+                               int threads) {
+  return Run(AreSizes({m, n, k}), &bnb::Kernels::int8_linear_matmul, m, n, k, a, b, out, threads);
+}
+
+int bnb_cpu_int8_mm_dequant(int dtype, int64_t m, int64_t n, const int32_t* product, const float* row_stats,
+                            const float* col_stats, const float* bias, void* out, int threads) {
+  return Run(IsDtype(dtype) && AreSizes({m, n}), &bnb::Kernels::int8_mm_dequant, dtype, m, n, product, row_stats,
+             col_stats, bias, out, threads);
+}
+
+int bnb_cpu_int8_scaled_mm(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
+                           const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                           const int64_t* outlier_cols, const float* outlier_values, void* out, int threads) {
+  return Run(IsDtype(dtype) && AreSizes({m, n, k, outliers}), &bnb::Kernels::int8_scaled_mm, dtype, m, n, k, a, b,
+             row_stats, col_stats, bias, outliers, outlier_cols, outlier_values, out, threads);
+}

@@ -63,6 +63,29 @@ BNB_API int bnb_cpu_quantize_blockwise(int dtype, int64_t blocksize, int64_t n, 
 BNB_API int bnb_cpu_dequantize_blockwise(int dtype, int64_t blocksize, int64_t n, const uint8_t* codes,
                                          const float* absmax, const float* levels, void* out, int threads);
 
+/* --- LLM.int8() ------------------------------------------------------------------------------------------------- */
+
+/* Rows of `dtype` -> codes and the absmax of each row. `outliers` is null, or a byte a column, which becomes 1 where
+ * the column holds a magnitude of at least `threshold`; the caller clears it. Codes of such columns are undefined. */
+BNB_API int bnb_cpu_int8_vectorwise_quant(int dtype, int64_t rows, int64_t columns, const void* a, float threshold,
+                                          int8_t* codes, float* stats, uint8_t* outliers, int threads);
+/* The reverse, without outliers, for the rows `indices`, or, if that is null, the first `count`, as `dtype`.
+ * BNB_INDEX_OUT_OF_RANGE if a row does not exist. */
+BNB_API int bnb_cpu_int8_vectorwise_dequant(int dtype, int64_t rows, int64_t columns, const int8_t* codes,
+                                            const float* stats, const int64_t* indices, int64_t count, void* out,
+                                            int threads);
+/* (m, k) times the transpose of (n, k), modulo 2^32. */
+BNB_API int bnb_cpu_int8_linear_matmul(int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b, int32_t* out,
+                                       int threads);
+/* An (m, n) product of codes -> `dtype`. `bias` is null or n values. */
+BNB_API int bnb_cpu_int8_mm_dequant(int dtype, int64_t m, int64_t n, const int32_t* product, const float* row_stats,
+                                    const float* col_stats, const float* bias, void* out, int threads);
+/* The two in one. Of the `outliers` columns of A at `outlier_cols`, all below k, the values (m, outliers) times the
+ * decoded columns of b are added in fp32. */
+BNB_API int bnb_cpu_int8_scaled_mm(int dtype, int64_t m, int64_t n, int64_t k, const int8_t* a, const int8_t* b,
+                                   const float* row_stats, const float* col_stats, const float* bias, int64_t outliers,
+                                   const int64_t* outlier_cols, const float* outlier_values, void* out, int threads);
+
 #ifdef __cplusplus
 }
 #endif

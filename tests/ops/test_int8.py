@@ -109,7 +109,7 @@ EXTREMES = {"127": (127, 127), "-127": (127, -127), "-128": (-128, -128), "mixed
 
 
 # bitsandbytes#165: a fallback multiplied unscaled integers in fp16 and overflowed.
-@pytest.mark.parametrize("columns", [1, 3, 64, 1023, 1024, 1025, 2049, 4095, 16383, 16384])
+@pytest.mark.parametrize("columns", [1, 3, 64, 1023, 1024, 1025, 2049, 4095, 16383, 16384, 65535])
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_matmul_of_extreme_codes_is_exact(extreme, columns, target):
     a, b = EXTREMES[extreme]
@@ -124,6 +124,25 @@ def test_matmul_of_extreme_codes_is_exact(extreme, columns, target):
 def test_matmul_of_random_codes_is_exact(lead, columns, target):
     A, B = randint(-128, 128, (*lead, columns)), randint(-128, 128, (7, columns), seed=1)
     expected = (A.long().reshape(-1, columns) @ B.long().t()).view(*lead, 7).int()
+    assert_same(target.op("int8_linear_matmul")(A.to(target.device), B.to(target.device)), expected)
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 63, 64, 65, 127, 129, 1025])
+def test_matmul_of_few_rows_is_exact(columns, target):
+    """Every rest of the tiles of a kernel, of which no code may read a neighbour's."""
+    A, B = randint(-128, 128, (13, columns)), randint(-128, 128, (9, columns), seed=1)
+    expected = (A.long() @ B.long().t()).int()
+    A, B = A.to(target.device), B.to(target.device)
+    matmul = target.op("int8_linear_matmul")
+    for m in range(1, 14):
+        for n in range(1, 10):
+            assert_same(matmul(A[:m], B[:n]), expected[:m, :n], f"{m} x {n}")
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(97, 65, 70), (193, 1, 129), (1, 193, 4163), (50, 128, 8300)])
+def test_matmul_of_many_rows_is_exact(m, n, k, target):
+    A, B = randint(-128, 128, (m, k)), randint(-128, 128, (n, k), seed=1)
+    expected = (A.long() @ B.long().t()).int()
     assert_same(target.op("int8_linear_matmul")(A.to(target.device), B.to(target.device)), expected)
 
 
@@ -153,6 +172,7 @@ def test_vectorwise_dequant_is_code_times_statistic_over_127(shape, target):
     stats = randn(torch.Size(shape[:-1]).numel()).abs()
     result = target.op("int8_vectorwise_dequant")(codes.to(target.device), stats.to(target.device)).cpu()
     assert result.dtype == torch.float32
+    assert_same(result, codes.float() * stats.view(*shape[:-1], 1) * torch.tensor(1 / 127))
     exact = codes.double() * stats.double().view(*shape[:-1], 1) / 127
     assert ((result - exact).abs() <= 1.5 * EPS32 * exact.abs()).all()
 
@@ -168,6 +188,8 @@ def test_mm_dequant_scales_in_fp32_and_casts_once(lead, dtype, bias, target):
     moved = [None if t is None else t.to(target.device) for t in (A, row, column, b)]
     result = target.op("int8_mm_dequant")(*moved[:3], dtype, moved[3]).cpu()
     assert result.dtype == (dtype or torch.float16)
+    steps = row.view(*lead, 1) * column * A.float() * torch.tensor(1 / 127**2)
+    assert_same(result, (steps if b is None else steps + b.float()).to(result.dtype))
     product = A.double() * row.double().view(*lead, 1) * column.double() / 127**2
     exact = product + (0 if b is None else b.double())
     allowed = EPILOGUE_STEPS * EPS32 * (product.abs() + exact.abs()) + one_rounding(exact, result.dtype) * 1.01
@@ -175,18 +197,21 @@ def test_mm_dequant_scales_in_fp32_and_casts_once(lead, dtype, bias, target):
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("lead", "out"), [((2, 3), 5), ((100,), 70)], ids=str)
 @every_dtype
-def test_scaled_mm_is_the_matmul_and_its_dequantisation(dtype, bias, target):
-    A, B = randint(-127, 128, (2, 3, 1500), device=target.device), randint(-127, 128, (5, 1500), device=target.device)
-    row, column = randn(6, device=target.device).abs(), randn(5, device=target.device).abs() * 1e-3
-    b = randn(5, dtype=dtype, device=target.device) if bias else None
+def test_scaled_mm_is_the_matmul_and_its_dequantisation(dtype, lead, out, bias, target):
+    A = randint(-127, 128, (*lead, 1500), device=target.device)
+    B = randint(-127, 128, (out, 1500), device=target.device)
+    row = randn(torch.Size(lead).numel(), device=target.device).abs()
+    column = randn(out, device=target.device).abs() * 1e-3
+    b = randn(out, dtype=dtype, device=target.device) if bias else None
     result = target.op("int8_scaled_mm")(A, B, row, column, b, dtype)
     product = target.op("int8_linear_matmul")(A, B)
     assert_same(result, target.op("int8_mm_dequant")(product, row, column, dtype, b))
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("lead", [(1,), (4,), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("lead", [(1,), (4,), (2, 3), (0,), (100,)], ids=str)
 @pytest.mark.parametrize("columns", [5, 64, 1200])
 @every_dtype
 def test_mixed_matmul_adds_outlier_columns_in_floating_point(dtype, columns, lead, bias, target):
@@ -195,12 +220,12 @@ def test_mixed_matmul_adds_outlier_columns_in_floating_point(dtype, columns, lea
     CA, SCA, outliers = (t.cpu() for t in target.op("int8_vectorwise_quant")(A.to(target.device), 6.0))
     if A.numel():
         assert 0 < outliers.numel() < columns
-    CB, SCB = randint(-127, 128, (7, columns)), randn(7, seed=2).abs()
-    b = randn(7, dtype=dtype, seed=3) if bias else None
+    CB, SCB = randint(-127, 128, (70, columns)), randn(70, seed=2).abs()
+    b = randn(70, dtype=dtype, seed=3) if bias else None
     args = [None if t is None else t.to(target.device) for t in (A, CA, CB, SCA, SCB, outliers, b)]
     result, sub = target.op("int8_mixed_scaled_mm")(*args)
     assert result.dtype == dtype
-    assert result.shape == (*lead, 7)
+    assert result.shape == (*lead, 70)
     assert_same(sub, A.reshape(-1, columns)[:, outliers])
 
     rows = CA.double().reshape(-1, columns)
@@ -211,7 +236,7 @@ def test_mixed_matmul_adds_outlier_columns_in_floating_point(dtype, columns, lea
     steps = EPILOGUE_STEPS * (integer.abs() + exact.abs()) + GEMM_STEPS * max(outliers.numel(), 2) * (
         x.abs() @ w.abs().t()
     )
-    error = (result.cpu().double().view(-1, 7) - exact).abs()
+    error = (result.cpu().double().view(-1, 70) - exact).abs()
     assert (error <= EPS32 * steps + one_rounding(exact, dtype) * 1.01).all()
 
 

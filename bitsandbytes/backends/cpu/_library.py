@@ -49,6 +49,17 @@ _library = _native.load(
         ),
         "bnb_cpu_quantize_blockwise": (c_int, [_DTYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
         "bnb_cpu_dequantize_blockwise": (c_int, [_DTYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
+        "bnb_cpu_int8_vectorwise_quant": (c_int, [_DTYPE, *[_SIZE] * 2, _TENSOR, c_float, *[_TENSOR] * 3, _THREADS]),
+        "bnb_cpu_int8_vectorwise_dequant": (
+            c_int,
+            [_DTYPE, *[_SIZE] * 2, *[_TENSOR] * 3, _SIZE, _TENSOR, _THREADS],
+        ),
+        "bnb_cpu_int8_linear_matmul": (c_int, [*[_SIZE] * 3, *[_TENSOR] * 3, _THREADS]),
+        "bnb_cpu_int8_mm_dequant": (c_int, [_DTYPE, *[_SIZE] * 2, *[_TENSOR] * 5, _THREADS]),
+        "bnb_cpu_int8_scaled_mm": (
+            c_int,
+            [_DTYPE, *[_SIZE] * 3, *[_TENSOR] * 5, _SIZE, *[_TENSOR] * 3, _THREADS],
+        ),
     },
 )
 

@@ -6,6 +6,8 @@
 #include "cpu/kernels/blockwise.h"
 #include "cpu/kernels/fourbit.h"
 #include "cpu/kernels/gemm4.h"
+#include "cpu/kernels/int8_matmul.h"
+#include "cpu/kernels/int8_rows.h"
 
 namespace bnb {
 
@@ -17,7 +19,12 @@ const Kernels BNB_TARGET = {
     Gemm4,                //
     DecodeRows4,          //
     QuantizeBlockwise,    //
-    DequantizeBlockwise,
+    DequantizeBlockwise,  //
+    QuantizeRows8,        //
+    DequantizeRows8,      //
+    Multiply8,            //
+    DequantizeProduct8,   //
+    ScaledMultiply8,
 };
 
 }  // namespace bnb

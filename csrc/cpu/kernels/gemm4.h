@@ -106,7 +106,8 @@ class GroupScales {
     const int64_t block = element >> (shift_ + kLog2Group);
     if (HWY_UNLIKELY(!aligned_)) return Unaligned(element >> kLog2Group, block);
     // No more than one block where even the smallest, of 32 elements, fills a vector.
-    return kLanes <= 32 / kGroup ? hn::Set(f32, absmax_[block]) : Pick(absmax_ + block, Min(count_, blocks_ - block), lanes_);
+    return kLanes <= 32 / kGroup ? hn::Set(f32, absmax_[block])
+                                 : Pick(absmax_ + block, Min(count_, blocks_ - block), lanes_);
   }
 
  private:

@@ -19,6 +19,7 @@ using U32 = hn::RebindToUnsigned<F32>;
 using I32 = hn::RebindToSigned<F32>;
 using U16 = hn::Rebind<uint16_t, F32>;  // as many lanes as F32, for each of these
 using U8 = hn::Rebind<uint8_t, F32>;
+using I8 = hn::Rebind<int8_t, F32>;
 using VF = hn::Vec<F32>;
 using VU = hn::Vec<U32>;
 constexpr F32 f32;
@@ -26,6 +27,7 @@ constexpr U32 u32;
 constexpr I32 i32;
 constexpr U16 u16;
 constexpr U8 u8;
+constexpr I8 i8;
 
 constexpr int64_t kLanes = HWY_LANES(float);
 
@@ -70,6 +72,11 @@ inline VF Load(const Half* p) { return hn::PromoteTo(f32, hn::LoadU(f16, reinter
 inline void Store(VF v, Half* p) { hn::StoreU(hn::DemoteTo(f16, v), f16, reinterpret_cast<hwy::float16_t*>(p)); }
 inline VU Bits16(VF v, const Half*) { return hn::PromoteTo(u32, hn::BitCast(u16, hn::DemoteTo(f16, v))); }
 #endif
+
+// Integers count as elements too: int32, and int8 codes, which are stored rounded, ties to even.
+inline VF Load(const int8_t* p) { return hn::ConvertTo(f32, hn::PromoteTo(i32, hn::LoadU(i8, p))); }
+inline VF Load(const int32_t* p) { return hn::ConvertTo(f32, hn::LoadU(i32, p)); }
+inline void Store(VF v, int8_t* p) { hn::StoreU(hn::DemoteTo(i8, hn::NearestInt(v)), i8, p); }
 
 // The first `count` (at most kLanes) elements; the others are 0. Never touches memory past them.
 template <typename T>
@@ -141,13 +148,22 @@ inline hn::Vec<I32> CountIf(hn::Vec<I32> count, M mask) {
 #endif
 }
 
-// Largest magnitude of `count` elements; NaN if there is one, 0 if there is none. The bits of magnitudes, taken as
+// The largest of the magnitudes added; NaN if there is one, 0 if there is none. The bits of magnitudes, taken as
 // integers, are in the order of the magnitudes, and NaN is the largest.
+class LargestMagnitude {
+ public:
+  HWY_INLINE void Add(VF magnitudes) { bits_ = hn::Max(bits_, hn::BitCast(i32, magnitudes)); }
+  float Value() const { return FloatOf(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(i32, bits_)))); }
+
+ private:
+  hn::Vec<I32> bits_ = hn::Zero(i32);
+};
+
 template <typename T>
 inline float AbsMax(const T* p, int64_t count) {
-  auto largest = hn::Zero(i32);
-  ForVectors(count, [&](int64_t i, auto move) { largest = hn::Max(largest, hn::BitCast(i32, hn::Abs(move(p + i)))); });
-  return FloatOf(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(i32, largest))));
+  LargestMagnitude largest;
+  ForVectors(count, [&](int64_t i, auto move) { largest.Add(hn::Abs(move(p + i))); });
+  return largest.Value();
 }
 
 // --- Scaling ---------------------------------------------------------------------------------------------------------
@@ -157,7 +173,7 @@ class Scaler {
  public:
   explicit Scaler(float absmax, float target = 1.0f) : divide_(false), target_(target) {
     factor_ = target / absmax;
-    if ((BitsOf(factor_) & 0x7F800000u) != 0x7F800000u) return;  // finite
+    if (IsFinite(factor_)) return;
     divide_ = absmax != 0.0f;
     factor_ = divide_ ? absmax : 1.0f;
   }
