@@ -48,7 +48,7 @@ test-all: lint
 # $(call ctest,<folder>,<options of the configuration>)
 define ctest
 $(BIN)/cmake -S . -B build/$(1) -DBNB_BUILD_TESTS=ON $(2) --log-level=WARNING
-$(BIN)/cmake --build build/$(1) --parallel $(JOBS)
+MAKEFLAGS=--no-print-directory $(BIN)/cmake --build build/$(1) --parallel $(JOBS)
 $(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure
 endef
 

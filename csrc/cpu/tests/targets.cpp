@@ -68,7 +68,7 @@ void TestLast() {
 }
 
 // A child process has none of its parent's threads.
-void TestFork() {
+void TestThreads() {
 #ifndef BNB_EMULATED  // QEMU's user mode fails an assertion where such a child starts a thread
   constexpr int64_t kCount = 1 << 20;
   const std::vector<float> values(kCount, 1);
@@ -97,5 +97,5 @@ void TestFork() {
 int main(int argc, char** argv) {
   return RunTests(
       argc, argv,
-      {{"best", TestBest}, {"list", TestList}, {"unknown", TestUnknown}, {"last", TestLast}, {"fork", TestFork}});
+      {{"best", TestBest}, {"list", TestList}, {"unknown", TestUnknown}, {"last", TestLast}, {"threads", TestThreads}});
 }
