@@ -436,7 +436,7 @@ int Gemm4(int dtype, const float* levels, int64_t blocksize, int64_t m, int64_t 
                                       static_cast<T*>(out), threads);
     };
     if constexpr (kHasBf16Dot && std::is_same_v<T, BFloat16>) {
-      if (!IsFew(m, k)) return run(static_cast<BFloat16*>(nullptr));
+      if (m > kFewInputs) return run(static_cast<BFloat16*>(nullptr));
     }
     run(static_cast<float*>(nullptr));
   });

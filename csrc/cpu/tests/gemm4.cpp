@@ -1,5 +1,8 @@
 // Products with 4-bit weights within the bounds of docs/numerics.md, and rows of tables exactly.
+#include <algorithm>
+
 #include "fourbit_oracle.h"
+#include "interval.h"
 
 using namespace bnb_test;
 
@@ -72,71 +75,134 @@ class GuardedWeight {
   const uint8_t *packed, *codes;
 };
 
-// Whether the inner products may take weights rounded to the type of the inputs.
-bool MayRound(int dtype, int64_t m, int64_t k) { return dtype == BNB_BF16 && !(m <= 2 && k % 8 == 0); }
+// What a product may be: within the first bound, and within the second one, that of weights rounded to bf16.
+struct Bounds {
+  std::vector<Interval> exact, rounded;
+};
 
-void CheckProduct(const Weight& w, const Tensor& x, const Tensor* bias, int64_t m, const uint8_t* out) {
-  Tensor actual(x.dtype, m * w.rows);
-  if (!actual.bytes.empty()) memcpy(actual.bytes.data(), out, actual.bytes.size());
-  const Format& format = x.format();
-  const double ulp = ldexp(1, -format.fraction_bits), smallest = ldexp(1, 1 - format.Bias());
+Bounds Products(const Weight& w, const Tensor& x, const Tensor* bias, int64_t m) {
+  Bounds bounds;
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t row = 0; row < w.rows; ++row) {
-      double exact = bias == nullptr ? 0 : bias->Get(row), magnitude = fabs(exact);
+      double sum = bias == nullptr ? 0 : bias->Get(row), magnitude = 0;
       for (int64_t k = 0; k < w.columns; ++k) {
         const double product = static_cast<double>(x.Get(i * w.columns + k)) * w.Value(row, k);
-        exact += product;
+        sum += product;
         magnitude += fabs(product);
       }
-      const double result = actual.Get(i * w.rows + row);
-      if (isnan(exact)) {
-        CHECK(isnan(result));
-        continue;
-      }
-      double allowed = static_cast<double>(2 * w.columns) * 0x1p-23 * magnitude;
-      if (MayRound(x.dtype, m, w.columns)) allowed += 0x1p-8 * magnitude;
-      allowed += (fabs(exact) + allowed + smallest) * ulp / 2;
-      if (fabs(result - exact) <= allowed) continue;
-      fprintf(stderr, "row %d of input %d: %g, expected %g +- %g\n", static_cast<int>(row), static_cast<int>(i), result,
-              exact, allowed);
-      CHECK(!"the product is wrong");
+      // The last term: the bias is added in fp32.
+      const double error = 0x1p-23 * (static_cast<double>(2 * w.columns) * magnitude + fabs(sum));
+      bounds.exact.push_back(Around(sum, error, x.format()));
+      bounds.rounded.push_back(Around(sum, error + 0x1p-8 * magnitude, x.format()));
+    }
+  }
+  return bounds;
+}
+
+// Runs products of the first rows of x, once for each number of rows, and checks them.
+void CheckProducts(const Weight& w, const Tensor& x, const Tensor* bias, const std::vector<int64_t>& rows) {
+  const int64_t n = w.rows, k = w.columns, most = x.Count() / (k == 0 ? 1 : k), size = x.Bytes();
+  const int64_t largest = *std::max_element(rows.begin(), rows.end());
+  CHECK(k == 0 || largest <= most);
+  const Bounds bounds = Products(w, x, bias, largest);
+  Guarded<uint8_t> in(largest * k * size), bias_in(n * size), out(largest * n * size);
+  for (const At at : kSides) {
+    const GuardedWeight g(w, at);
+    const uint8_t* b = bias != nullptr ? bias_in.Input(bias->bytes.data(), n * size, at) : nullptr;
+    for (const int64_t m : rows) {
+      Describe("gemm %s, m %d, n %d, k %d, type %d, blocksize %d%s%s%s", x.format().name, static_cast<int>(m),
+               static_cast<int>(n), static_cast<int>(k), w.quant_type, static_cast<int>(w.blocksize),
+               w.codes.empty() ? "" : ", nested", w.code_levels.empty() ? "" : ", own levels",
+               bias != nullptr ? ", bias" : "");
+      const uint8_t* a = in.Input(x.bytes.data(), m * k * size, at);
+      ForTargets([&] {
+        uint8_t* result = out.Output(m * n * size, at);
+        RUN(bnb_cpu_gemm_4bit(x.dtype, w.quant_type, g.levels, w.blocksize, m, n, k, a, g.packed, g.absmax, g.codes,
+                              g.map, w.offset, b, result, 1));
+        out.CheckWritten();
+        const bool rounds = x.dtype == BNB_BF16 && m > 2 && strcmp(bnb_cpu_target(), "avx512_bf16") == 0;
+        CheckWithin(result, m * n, (rounds ? bounds.rounded : bounds.exact).data(), x.format());
+      });
     }
   }
 }
 
+Tensor Normal(Random* random, int dtype, int64_t count) {
+  Tensor x(dtype, count);
+  for (int64_t i = 0; i < count; ++i) x.Set(i, random->Normal());
+  return x;
+}
+
+// Every number of rows of a tile, for every tail of a row of the weight.
 void TestGemm() {
-  constexpr int64_t kRows[] = {1, 2, 3, 5, 6, 7, 13}, kColumns[] = {1, 2, 3, 4, 5, 9};
+  std::vector<int64_t> rows, inner;
+  for (int64_t m = 1; m <= 14; ++m) rows.push_back(m);
+  for (int64_t k = 0; k <= 300; ++k) inner.push_back(k);
+  for (const int64_t k : {576, 1000, 4104}) inner.push_back(k);
   Random random(3);
-  std::vector<int64_t> inner;
-  for (int64_t k = 0; k <= 140; ++k) inner.push_back(k);
-  for (const int64_t k : {192, 255, 256, 264, 520, 1000, 1024}) inner.push_back(k);
   int turn = 0;
   for (const int64_t k : inner) {
     for (const int dtype : kDtypes) {
-      for (const int64_t m : kRows) {
-        const int64_t n = kColumns[random.Below(6)], blocksize = kBlocksizes[random.Below(8)];
-        const bool nested = ++turn % 2 == 0, levels = turn % 3 == 0, has_bias = turn % 5 < 3;
-        const Weight w(&random, turn % 4 < 2 ? BNB_NF4 : BNB_FP4, blocksize, n, k, nested, levels);
-        Tensor x(dtype, m * k), bias(dtype, n);
-        for (int64_t i = 0; i < m * k; ++i) x.Set(i, random.Normal());
-        for (int64_t i = 0; i < n; ++i) bias.Set(i, random.Normal());
-        Describe("gemm %s, m %d, n %d, k %d, blocksize %d%s%s", x.format().name, static_cast<int>(m),
-                 static_cast<int>(n), static_cast<int>(k), static_cast<int>(blocksize), nested ? ", nested" : "",
-                 levels ? ", own levels" : "");
-        Guarded<uint8_t> in(m * k * 4), bias_in(n * 4), out(m * n * 4);
-        for (const At at : kSides) {
-          const GuardedWeight g(w, at);
-          const uint8_t* a = in.Input(x.bytes.data(), m * k * x.Bytes(), at);
-          const uint8_t* b = has_bias ? bias_in.Input(bias.bytes.data(), n * x.Bytes(), at) : nullptr;
-          ForTargets([&] {
-            uint8_t* result = out.Output(m * n * x.Bytes(), at);
-            RUN(bnb_cpu_gemm_4bit(dtype, w.quant_type, g.levels, blocksize, m, n, k, a, g.packed, g.absmax, g.codes,
-                                  g.map, w.offset, b, result, 1));
-            out.CheckWritten();
-            CheckProduct(w, x, has_bias ? &bias : nullptr, m, result);
-          });
+      const int64_t n = 1 + random.Below(9), blocksize = kBlocksizes[random.Below(8)];
+      const bool nested = ++turn % 2 == 0, levels = turn % 3 == 0, has_bias = turn % 5 < 3;
+      const Weight w(&random, turn % 4 < 2 ? BNB_NF4 : BNB_FP4, blocksize, n, k, nested, levels);
+      const Tensor x = Normal(&random, dtype, rows.back() * k), bias = Normal(&random, dtype, n);
+      CheckProducts(w, x, has_bias ? &bias : nullptr, rows);
+    }
+  }
+}
+
+// Every block size, for rows that begin on blocks and rows that do not.
+void TestBlocksizes() {
+  Random random(6);
+  for (const int64_t k : {8, 32, 40, 64, 77, 96, 160, 256, 328, 576, 1000, 4104}) {
+    for (const int64_t blocksize : kBlocksizes) {
+      for (const bool nested : {false, true}) {
+        for (const int quant_type : kQuantTypes) {
+          const Weight w(&random, quant_type, blocksize, 5, k, nested, false);
+          for (const int dtype : kDtypes) CheckProducts(w, Normal(&random, dtype, 3 * k), nullptr, {1, 2, 3});
         }
       }
+    }
+  }
+}
+
+// More rows of inputs than two tiles have, and tails of the rows of the weight.
+void TestSizes() {
+  Random random(7);
+  for (const int64_t k : {40, 77}) {
+    for (int64_t n = 1; n <= 13; ++n) {
+      for (const int dtype : kDtypes) {
+        const Weight w(&random, BNB_NF4, 32, n, k, false, false);
+        const Tensor x = Normal(&random, dtype, 64 * k), bias = Normal(&random, dtype, n);
+        CheckProducts(w, x, &bias, {15, 16, 17, 18, 19, 23, 31, 64});
+      }
+    }
+  }
+}
+
+// A scale or an input that is not finite stays within its row: all rows but one have only such values, except in blocks
+// that they share with it.
+void TestNotFinite() {
+  constexpr float kNotFinite[] = {INFINITY, -INFINITY, NAN};
+  constexpr int64_t kRows = 7, kInputs = 7;
+  Random random(8);
+  for (int64_t k = 1; k <= 300; ++k) {
+    for (const int dtype : kDtypes) {
+      const int64_t blocksize = random.Below(2) == 0 ? 32 : 64, row = random.Below(kRows),
+                    input = random.Below(kInputs);
+      Weight w(&random, BNB_NF4, blocksize, kRows, k, false, false);
+      for (int64_t block = 0; block < static_cast<int64_t>(w.absmax.size()); ++block) {
+        const bool shared = block >= row * k / blocksize && block <= ((row + 1) * k - 1) / blocksize;
+        w.absmax[block] = shared ? random.Normal() : kNotFinite[random.Below(3)];
+      }
+      w.scales = w.absmax;
+      Tensor x = Normal(&random, dtype, kInputs * k);
+      CheckProducts(w, x, nullptr, {1, 2, 3, kInputs});
+      for (int64_t i = 0; i < kInputs * k; ++i) {
+        if (i / k != input) x.Set(i, kNotFinite[random.Below(3)]);
+      }
+      CheckProducts(w, x, nullptr, {2, kInputs});
     }
   }
 }
@@ -144,7 +210,10 @@ void TestGemm() {
 void TestRows() {
   Random random(4);
   int turn = 0;
-  for (int64_t width = 0; width <= 300; ++width) {
+  std::vector<int64_t> widths;
+  for (int64_t width = 0; width <= 300; ++width) widths.push_back(width);
+  for (const int64_t width : {576, 1000, 4104}) widths.push_back(width);
+  for (const int64_t width : widths) {
     for (const int dtype : kDtypes) {
       const int64_t rows = 1 + random.Below(6), blocksize = kBlocksizes[random.Below(8)], count = random.Below(5);
       const bool nested = ++turn % 2 == 0, levels = turn % 3 == 0, chosen = turn % 5 < 3;
@@ -178,24 +247,24 @@ void TestRows() {
 }
 
 void TestThreads() {
-  constexpr int64_t kM = 20, kN = 600, kK = 520;
+  constexpr int64_t kM = 20, kN = 600;
   Random random(5);
-  for (const bool nested : {false, true}) {
-    const Weight w(&random, BNB_NF4, 64, kN, kK, nested, false);
-    Tensor x(BNB_BF16, kM * kK);
-    for (int64_t i = 0; i < kM * kK; ++i) x.Set(i, random.Normal());
+  for (const int64_t k : {520, 521}) {
+    const bool nested = k % 8 != 0;
+    const Weight w(&random, BNB_NF4, 64, kN, k, nested, false);
+    const Tensor x = Normal(&random, BNB_BF16, kM * k);
     const GuardedWeight g(w, At::kEnd);
-    for (const int64_t m : {int64_t{1}, kM}) {
+    for (const int64_t m : {int64_t{1}, int64_t{3}, kM}) {
       CheckThreads([&](int threads) {
         std::vector<uint8_t> out(static_cast<size_t>(m * kN * 2));
-        RUN(bnb_cpu_gemm_4bit(BNB_BF16, BNB_NF4, nullptr, 64, m, kN, kK, x.bytes.data(), g.packed, g.absmax, g.codes,
+        RUN(bnb_cpu_gemm_4bit(BNB_BF16, BNB_NF4, nullptr, 64, m, kN, k, x.bytes.data(), g.packed, g.absmax, g.codes,
                               g.map, w.offset, nullptr, out.data(), threads));
         return out;
       });
     }
     CheckThreads([&](int threads) {
-      std::vector<uint8_t> out(kN * kK * 4);
-      RUN(bnb_cpu_decode_rows_4bit(BNB_FP32, BNB_NF4, nullptr, 64, kN, kK, g.packed, g.absmax, g.codes, g.map, w.offset,
+      std::vector<uint8_t> out(static_cast<size_t>(kN * k * 4));
+      RUN(bnb_cpu_decode_rows_4bit(BNB_FP32, BNB_NF4, nullptr, 64, kN, k, g.packed, g.absmax, g.codes, g.map, w.offset,
                                    nullptr, 0, kN, out.data(), threads));
       return out;
     });
@@ -254,5 +323,11 @@ void TestArguments() {
 
 int main(int argc, char** argv) {
   return RunTests(argc, argv,
-                  {{"arguments", TestArguments}, {"gemm", TestGemm}, {"rows", TestRows}, {"threads", TestThreads}});
+                  {{"arguments", TestArguments},
+                   {"gemm", TestGemm},
+                   {"blocksizes", TestBlocksizes},
+                   {"sizes", TestSizes},
+                   {"not-finite", TestNotFinite},
+                   {"rows", TestRows},
+                   {"threads", TestThreads}});
 }

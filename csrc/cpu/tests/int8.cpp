@@ -1,18 +1,28 @@
-// LLM.int8(): rows and products against oracles that take one element at a time.
-#include "harness.h"
+// LLM.int8() against an oracle that takes one element at a time.
+#include "interval.h"
 
 using namespace bnb_test;
 
 namespace {
 
-int8_t AnyCode(Random* random) { return static_cast<int8_t>(random->Bits()); }  // -128 as well
+// Of a call that looks for no outliers.
+constexpr float kNoThreshold = INFINITY;
+constexpr int64_t kMaxOutliers = 70;
 
-template <typename T>
-std::vector<T> Vector(int64_t count) {
-  return std::vector<T>(static_cast<size_t>(count));
+std::vector<float> Statistics(Random* random, int64_t count) {
+  std::vector<float> stats;
+  for (int64_t i = 0; i < count; ++i) stats.push_back(fabsf(random->Normal()) + 0.01f);
+  return stats;
 }
-
-float Decoded(int8_t code, float stat) { return static_cast<float>(code) * stat * (1.0f / 127); }
+std::vector<int8_t> Codes(Random* random, int64_t count) {
+  std::vector<int8_t> codes;
+  // -128, which quantising does not give, is a factor as any other.
+  constexpr int8_t kExtreme[] = {-128, -127, 127, 0};
+  for (int64_t i = 0; i < count; ++i) {
+    codes.push_back(random->Below(4) == 0 ? kExtreme[random->Below(4)] : static_cast<int8_t>(random->Bits()));
+  }
+  return codes;
+}
 
 // --- Rows ------------------------------------------------------------------------------------------------------------
 
@@ -22,59 +32,74 @@ struct Quantized {
   std::vector<uint8_t> outliers;
 };
 
-Quantized QuantizeRows(const Tensor& x, int64_t rows, int64_t columns, bool find, float threshold) {
-  Quantized result{Vector<int8_t>(rows * columns), Vector<float>(rows), Vector<uint8_t>(columns)};
-  for (int64_t row = 0; row < rows; ++row) {
+Quantized Quantize(const Tensor& x, int64_t rows, int64_t columns, float threshold) {
+  Quantized result;
+  result.outliers.resize(columns);
+  for (int64_t r = 0; r < rows; ++r) {
     float absmax = 0;
-    for (int64_t i = 0; i < columns; ++i) {
-      const float magnitude = fabsf(x.Get(row * columns + i));
-      if (find && magnitude >= threshold) {
-        result.outliers[i] = 1;
+    for (int64_t c = 0; c < columns; ++c) {
+      const float magnitude = fabsf(x.Get(r * columns + c));
+      if (threshold != kNoThreshold && magnitude >= threshold) {
+        result.outliers[c] = 1;
       } else if (!(magnitude <= absmax)) {
         absmax = isnan(absmax) ? absmax : magnitude;
       }
     }
-    result.stats[row] = absmax;
-    for (int64_t i = 0; i < columns && isfinite(absmax) && absmax != 0; ++i) {
-      const float value = x.Get(row * columns + i), factor = 127 / absmax;
-      const float scaled = rintf(isinf(factor) ? value / absmax * 127 : value * factor);
-      result.codes[row * columns + i] = static_cast<int8_t>(scaled > 127 ? 127 : scaled < -127 ? -127 : scaled);
+    result.stats.push_back(absmax);
+    const float factor = 127 / absmax;
+    for (int64_t c = 0; c < columns; ++c) {
+      const float value = x.Get(r * columns + c);
+      float code = 0;
+      if (isfinite(absmax) && absmax != 0) code = isinf(factor) ? value / absmax * 127 : value * factor;
+      // Of the codes that are compared none is larger.
+      result.codes.push_back(fabsf(code) < 128 ? static_cast<int8_t>(nearbyintf(code)) : int8_t{0});
     }
   }
   return result;
 }
 
+void CheckRows(const int8_t* codes, const float* stats, const uint8_t* outliers, const Quantized& expected) {
+  const int64_t rows = static_cast<int64_t>(expected.stats.size());
+  const int64_t columns = static_cast<int64_t>(expected.outliers.size());
+  for (int64_t r = 0; r < rows; ++r) CHECK(Same(stats[r], expected.stats[r]));
+  for (int64_t c = 0; c < columns; ++c) {
+    if (outliers != nullptr) CHECK(outliers[c] == expected.outliers[c]);
+    if (expected.outliers[c] != 0) continue;
+    for (int64_t r = 0; r < rows; ++r) CHECK(codes[r * columns + c] == expected.codes[r * columns + c]);
+  }
+}
+
 void TestQuantize() {
   constexpr int64_t kRows = 3;
-  Random random(9);
   Guarded<uint8_t> in(4 * kRows * kLongest), outliers(kLongest);
   Guarded<int8_t> codes(kRows * kLongest);
   Guarded<float> stats(kRows);
+  Random random(1);
   for (const int64_t columns : Lengths()) {
     for (const int dtype : kDtypes) {
-      Tensor x(dtype, kRows * columns);
-      for (const bool find : {false, true}) {
-        constexpr float kThreshold = 1.5f;
-        Fill(&random, &x);
-        const Quantized expected = QuantizeRows(x, kRows, columns, find, kThreshold);
-        Describe("int8 rows, %s, %d columns%s", x.format().name, static_cast<int>(columns), find ? ", outliers" : "");
+      const int64_t rows = columns > 300 ? 2 : kRows;
+      Tensor x(dtype, rows * columns);
+      Fill(&random, &x);
+      for (const float threshold : {kNoThreshold, 2.0f, 0x1p-130f}) {
+        const Quantized expected = Quantize(x, rows, columns, threshold);
+        Describe("int8 rows of %s, %d columns, threshold %g", kFormats[dtype].name, static_cast<int>(columns),
+                 static_cast<double>(threshold));
         for (const At at : kSides) {
-          const uint8_t* values = in.Input(x.bytes.data(), kRows * columns * x.Bytes(), at);
+          const uint8_t* values = in.Input(x.bytes.data(), static_cast<int64_t>(x.bytes.size()), at);
           ForTargets([&] {
-            int8_t* codes_out = codes.Output(kRows * columns, at);
-            float* stats_out = stats.Output(kRows, at);
-            uint8_t* outliers_out = outliers.Output(columns, at);
-            memset(outliers_out, 0, static_cast<size_t>(columns));
-            RUN(bnb_cpu_int8_vectorwise_quant(dtype, kRows, columns, values, kThreshold, codes_out, stats_out,
-                                              find ? outliers_out : nullptr, 1));
+            int8_t* codes_out = codes.Output(rows * columns, at);
+            float* stats_out = stats.Output(rows, at);
+            uint8_t* columns_out = nullptr;
+            if (threshold != kNoThreshold) {
+              columns_out = outliers.Output(columns, at);
+              for (int64_t c = 0; c < columns; ++c) columns_out[c] = 0;
+            }
+            RUN(bnb_cpu_int8_vectorwise_quant(dtype, rows, columns, values, threshold, codes_out, stats_out,
+                                              columns_out, 1));
             codes.CheckWritten();
             stats.CheckWritten();
-            outliers.CheckWritten();
-            for (int64_t row = 0; row < kRows; ++row) CHECK(Same(stats_out[row], expected.stats[row]));
-            for (int64_t i = 0; find && i < columns; ++i) CHECK(outliers_out[i] == expected.outliers[i]);
-            for (int64_t i = 0; i < kRows * columns; ++i) {
-              CHECK(expected.outliers[i % columns] != 0 || codes_out[i] == expected.codes[i]);
-            }
+            if (columns_out != nullptr) outliers.CheckWritten();
+            CheckRows(codes_out, stats_out, columns_out, expected);
           });
         }
       }
@@ -82,56 +107,69 @@ void TestQuantize() {
   }
 }
 
-// Halves round to the even code.
+// Half-way values go to the even code, and the largest value of a row to 127.
 void TestTies() {
-  Tensor x(BNB_FP32, 257);
-  x.Set(0, 127);  // the scale is 1
-  for (int i = 1; i < 257; ++i) x.Set(i, static_cast<float>(i) / 2 - 64.5f);
-  const Quantized expected = QuantizeRows(x, 1, 257, false, 0);
-  CHECK(expected.codes[2] == -64 && expected.codes[4] == -62 && expected.codes[256] == 64);
+  Tensor x(BNB_FP32, 0);
+  std::vector<int> expected;
+  const auto add = [&](float value, int code) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+    x.bytes.insert(x.bytes.end(), bytes, bytes + sizeof(value));
+    expected.push_back(code);
+  };
+  add(127, 127);
+  for (int i = -127; i < 127; ++i) {
+    const int even = i % 2 == 0 ? i : i + 1;
+    const float tie = static_cast<float>(i) + 0.5f;
+    add(tie, even);
+    add(nextafterf(tie, -INFINITY), i);
+    add(nextafterf(tie, INFINITY), i + 1);
+  }
+  const int64_t n = x.Count();
+  std::vector<int8_t> codes(n);
   ForTargets([&] {
-    std::vector<int8_t> codes(257);
+    Describe("int8 ties");
     float stat;
-    RUN(bnb_cpu_int8_vectorwise_quant(BNB_FP32, 1, 257, x.bytes.data(), 0, codes.data(), &stat, nullptr, 1));
-    CHECK(codes == expected.codes && stat == 127);
+    RUN(bnb_cpu_int8_vectorwise_quant(BNB_FP32, 1, n, x.bytes.data(), 0, codes.data(), &stat, nullptr, 1));
+    CHECK(stat == 127);
+    for (int64_t i = 0; i < n; ++i) CHECK(codes[i] == expected[i]);
   });
 }
 
 void TestDequantize() {
-  Random random(10);
-  Guarded<int8_t> codes_in(5 * kLongest);
-  Guarded<float> stats_in(5);
-  Guarded<int64_t> indices_in(8);
-  Guarded<uint8_t> out(8 * 4 * kLongest);
+  constexpr int64_t kRows = 4;
+  const int64_t kIndices[] = {3, 0, 0, 2, 3, 1};
+  Guarded<int8_t> codes_in(kRows * kLongest);
+  Guarded<float> stats_in(kRows);
+  Guarded<int64_t> indices_in(6);
+  Guarded<uint8_t> out(4 * 6 * kLongest);
+  Random random(2);
   for (const int64_t columns : Lengths()) {
+    const std::vector<int8_t> codes = Codes(&random, kRows * columns);
+    std::vector<float> stats = Statistics(&random, kRows);
+    stats[random.Below(kRows)] = kSpecial[random.Below(kSpecials)];
     for (const int dtype : kDtypes) {
-      const int64_t rows = 1 + random.Below(5);
-      const bool chosen = random.Below(2) != 0;
-      auto codes = Vector<int8_t>(rows * columns);
-      auto stats = Vector<float>(rows);
-      auto indices = Vector<int64_t>(chosen ? random.Below(8) : random.Below(rows + 1));
-      for (int8_t& code : codes) code = AnyCode(&random);
-      for (float& stat : stats) stat = random.Below(8) == 0 ? kSpecial[random.Below(kSpecials)] : random.Normal();
-      const auto count = static_cast<int64_t>(indices.size());
-      for (int64_t i = 0; i < count; ++i) indices[i] = chosen ? random.Below(rows) : i;
-      Tensor expected(dtype, count * columns);
-      for (int64_t i = 0; i < count * columns; ++i) {
-        const int64_t row = indices[i / columns];
-        expected.Set(i, Decoded(codes[row * columns + i % columns], stats[row]));
-      }
-      Describe("int8 rows to %s, %d of %d columns%s", expected.format().name, static_cast<int>(count),
-               static_cast<int>(columns), chosen ? ", by index" : "");
-      for (const At at : kSides) {
-        const int8_t* codes_given = codes_in.Input(codes.data(), rows * columns, at);
-        const float* stats_given = stats_in.Input(stats.data(), rows, at);
-        const int64_t* indices_given = chosen ? indices_in.Input(indices.data(), count, at) : nullptr;
-        ForTargets([&] {
-          uint8_t* values = out.Output(count * columns * expected.Bytes(), at);
-          RUN(bnb_cpu_int8_vectorwise_dequant(dtype, rows, columns, codes_given, stats_given, indices_given, count,
-                                              values, 1));
-          out.CheckWritten();
-          CheckSame(values, expected);
-        });
+      for (const int64_t count : {0, 1, 3, 6}) {
+        for (const bool indexed : {false, true}) {
+          if (!indexed && count > kRows) continue;
+          Tensor expected(dtype, count * columns);
+          for (int64_t i = 0; i < count * columns; ++i) {
+            const int64_t row = indexed ? kIndices[i / columns] : i / columns;
+            expected.Set(i, static_cast<float>(codes[row * columns + i % columns]) * stats[row] * (1 / 127.0f));
+          }
+          Describe("int8 rows to %s, %d columns, %d rows%s", kFormats[dtype].name, static_cast<int>(columns),
+                   static_cast<int>(count), indexed ? " looked up" : "");
+          for (const At at : kSides) {
+            const int8_t* a = codes_in.Input(codes.data(), kRows * columns, at);
+            const float* scales = stats_in.Input(stats.data(), kRows, at);
+            const int64_t* indices = indexed ? indices_in.Input(kIndices, count, at) : nullptr;
+            ForTargets([&] {
+              uint8_t* values = out.Output(static_cast<int64_t>(expected.bytes.size()), at);
+              RUN(bnb_cpu_int8_vectorwise_dequant(dtype, kRows, columns, a, scales, indices, count, values, 1));
+              out.CheckWritten();
+              CheckSame(values, expected);
+            });
+          }
+        }
       }
     }
   }
@@ -139,222 +177,286 @@ void TestDequantize() {
 
 // --- Products --------------------------------------------------------------------------------------------------------
 
-// Factors of a product, with what turns it into values, and the oracle's results.
 struct Product {
-  Product(Random* random, int64_t m, int64_t n, int64_t k, int64_t outliers)
-      : m(m), n(n), k(k), a(Vector<int8_t>(m * k)), b(Vector<int8_t>(n * k)), sums(Vector<int32_t>(m * n)) {
-    for (int8_t& code : a) code = AnyCode(random);
-    for (int8_t& code : b) code = AnyCode(random);
+  Product(Random* random, int64_t m, int64_t n, int64_t k)
+      : m(m),
+        n(n),
+        k(k),
+        a(Codes(random, m * k)),
+        b(Codes(random, n * k)),
+        row_stats(Statistics(random, m)),
+        col_stats(Statistics(random, n)) {
+    for (int64_t i = 0; i < n; ++i) bias.push_back(random->Normal() * 10);
+    if (m > 0 && random->Below(4) == 0) row_stats[random->Below(m)] = kSpecial[random->Below(kSpecials)];
+    if (n > 0 && random->Below(4) == 0) col_stats[random->Below(n)] = kSpecial[random->Below(kSpecials)];
     for (int64_t i = 0; i < m * n; ++i) {
-      uint32_t sum = 0;
-      for (int64_t j = 0; j < k; ++j) sum += static_cast<uint32_t>(a[i / n * k + j] * b[i % n * k + j]);
-      sums[i] = static_cast<int32_t>(sum);
+      uint32_t sum = 0;  // modulo 2^32
+      for (int64_t j = 0; j < k; ++j) {
+        sum += static_cast<uint32_t>(int32_t{a[i / n * k + j]} * b[i % n * k + j]);
+      }
+      sums.push_back(static_cast<int32_t>(sum));
     }
-    for (int64_t i = 0; i < m; ++i) row_stats.push_back(random->Below(16) == 0 ? INFINITY : random->Normal());
-    for (int64_t i = 0; i < n; ++i) col_stats.push_back(random->Below(16) == 0 ? NAN : random->Normal());
-    for (int64_t i = 0; i < n; ++i) bias.push_back(random->Normal() * 100);
+    const int64_t outliers = k == 0 ? 0 : random->Below(2) == 0 ? 1 + random->Below(kMaxOutliers) : 1;
     for (int64_t i = 0; i < outliers; ++i) outlier_cols.push_back(random->Below(k));
-    for (int64_t i = 0; i < m * outliers; ++i) outlier_values.push_back(random->Normal() * 10);
+    for (int64_t i = 0; i < m * outliers; ++i) outlier_values.push_back(random->Normal() * 20);
+    // Visible in its row and in no other.
+    if (m * outliers > 0 && random->Below(4) == 0) outlier_values[random->Below(m * outliers)] = NAN;
   }
-  // In the order of the rule: one rounding for each operation.
-  float Value(int64_t i, bool with_bias) const {
-    const float value =
-        row_stats[i / n] * col_stats[i % n] * static_cast<float>(sums[i]) * static_cast<float>(1.0 / (127 * 127));
-    return with_bias ? value + bias[i % n] : value;
+
+  // One operation at a time, in the order of the reference.
+  float Scaled(int64_t i) const {
+    return row_stats[i / n] * col_stats[i % n] * static_cast<float>(sums[i]) * (1 / (127.0f * 127.0f));
+  }
+  Tensor Dequantized(int dtype, bool biased) const {
+    Tensor out(dtype, m * n);
+    for (int64_t i = 0; i < m * n; ++i) out.Set(i, biased ? Scaled(i) + bias[i % n] : Scaled(i));
+    return out;
+  }
+  // With outliers: fp32 sums in any order.
+  std::vector<Interval> Mixed(int dtype, bool biased) const {
+    constexpr double kEps = 0x1p-23;
+    const int64_t outliers = static_cast<int64_t>(outlier_cols.size());
+    std::vector<Interval> out;
+    for (int64_t i = 0; i < m * n; ++i) {
+      const double scaled = static_cast<double>(Scaled(i));
+      double sum = 0, size = 0;
+      for (int64_t j = 0; j < outliers; ++j) {
+        const float weight = static_cast<float>(b[i % n * k + outlier_cols[j]]) * col_stats[i % n] * (1 / 127.0f);
+        const double product = static_cast<double>(outlier_values[i / n * outliers + j]) * static_cast<double>(weight);
+        sum += product;
+        size += fabs(product);
+      }
+      const double offset = biased ? static_cast<double>(bias[i % n]) : 0;
+      // Near zero a rounding is an error of up to one subnormal step.
+      const double error = kEps * (2 * static_cast<double>(outliers) * size + fabs(scaled) + fabs(sum) + fabs(offset)) +
+                           static_cast<double>(outliers + 2) * 0x1p-149;
+      out.push_back(Around(scaled + sum + offset, error, kFormats[dtype]));
+    }
+    return out;
   }
 
   int64_t m, n, k;
   std::vector<int8_t> a, b;
-  std::vector<int32_t> sums;
   std::vector<float> row_stats, col_stats, bias, outlier_values;
   std::vector<int64_t> outlier_cols;
+  std::vector<int32_t> sums;
 };
 
-void TestProducts() {
-  constexpr int64_t kM[] = {0, 1, 2, 3, 4, 5, 8, 17, 33, 100}, kN[] = {0, 1, 2, 3, 5, 15, 16, 31, 33, 70, 130};
-  Random random(11);
-  std::vector<int64_t> depths;
-  for (int64_t k = 0; k <= 200; ++k) depths.push_back(k);
-  for (const int64_t k : {255, 256, 257, 1000, 1024, 1025, 4099}) depths.push_back(k);
-  for (const int64_t k : depths) {
-    // All sizes in turn at small depths, and a long product of one row.
-    const int64_t m = k > 1000 ? 5 : kM[random.Below(10)], n = k > 1000 ? 33 : kN[random.Below(11)];
-    const bool has_bias = random.Below(2) != 0;
-    const Product p(&random, m, n, k, 0);
-    Guarded<int8_t> a_in(m * k), b_in(n * k);
-    Guarded<int32_t> sums_in(m * n), sums(m * n);
-    Guarded<float> rows_in(m), columns_in(n), bias_in(n);
-    Guarded<uint8_t> out(m * n * 4);
-    Describe("int8 product, m %d, n %d, k %d", static_cast<int>(m), static_cast<int>(n), static_cast<int>(k));
+class ProductTest {
+ public:
+  ProductTest(int64_t m, int64_t n, int64_t k)
+      : a_(m * k),
+        b_(n * k),
+        row_stats_(m),
+        col_stats_(n),
+        bias_(n),
+        outlier_values_(m * kMaxOutliers),
+        outlier_cols_(kMaxOutliers),
+        sums_in_(m * n),
+        sums_(m * n),
+        out_(4 * m * n) {}
+
+  void Run(const Product& p) {
     for (const At at : kSides) {
-      const int8_t *a = a_in.Input(p.a.data(), m * k, at), *b = b_in.Input(p.b.data(), n * k, at);
-      const int32_t* product = sums_in.Input(p.sums.data(), m * n, at);
-      const float* rows = rows_in.Input(p.row_stats.data(), m, at);
-      const float* columns = columns_in.Input(p.col_stats.data(), n, at);
-      const float* bias = has_bias ? bias_in.Input(p.bias.data(), n, at) : nullptr;
+      const int8_t *a = Put(&a_, p.a, at), *b = Put(&b_, p.b, at);
+      const float *row_stats = Put(&row_stats_, p.row_stats, at), *col_stats = Put(&col_stats_, p.col_stats, at);
+      const float *bias = Put(&bias_, p.bias, at), *values = Put(&outlier_values_, p.outlier_values, at);
+      const int64_t* columns = Put(&outlier_cols_, p.outlier_cols, at);
+      const int32_t* sums = Put(&sums_in_, p.sums, at);
+      const int64_t count = p.m * p.n, outliers = static_cast<int64_t>(p.outlier_cols.size());
+      Describe("int8 product, %d x %d x %d", static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k));
       ForTargets([&] {
-        int32_t* result = sums.Output(m * n, at);
-        RUN(bnb_cpu_int8_linear_matmul(m, n, k, a, b, result, 1));
-        sums.CheckWritten();
-        for (int64_t i = 0; i < m * n; ++i) CHECK(result[i] == p.sums[i]);
+        int32_t* product = sums_.Output(count, at);
+        RUN(bnb_cpu_int8_linear_matmul(p.m, p.n, p.k, a, b, product, 1));
+        sums_.CheckWritten();
+        for (int64_t i = 0; i < count; ++i) CHECK(product[i] == p.sums[i]);
       });
       for (const int dtype : kDtypes) {
-        Tensor expected(dtype, m * n);
-        for (int64_t i = 0; i < m * n; ++i) expected.Set(i, p.Value(i, has_bias));
-        ForTargets([&] {
-          uint8_t* values = out.Output(m * n * expected.Bytes(), at);
-          RUN(bnb_cpu_int8_mm_dequant(dtype, m, n, product, rows, columns, bias, values, 1));
-          out.CheckWritten();
-          CheckSame(values, expected);
-          values = out.Output(m * n * expected.Bytes(), at);
-          RUN(bnb_cpu_int8_scaled_mm(dtype, m, n, k, a, b, rows, columns, bias, 0, nullptr, nullptr, values, 1));
-          out.CheckWritten();
-          CheckSame(values, expected);
-        });
+        for (const bool biased : {false, true}) {
+          const Tensor expected = p.Dequantized(dtype, biased);
+          const std::vector<Interval> mixed = p.Mixed(dtype, biased);
+          const int64_t bytes = static_cast<int64_t>(expected.bytes.size());
+          const float* added = biased ? bias : nullptr;
+          Describe("int8 product to %s%s, %d x %d x %d, %d outliers", kFormats[dtype].name, biased ? " with bias" : "",
+                   static_cast<int>(p.m), static_cast<int>(p.n), static_cast<int>(p.k), static_cast<int>(outliers));
+          ForTargets([&] {
+            uint8_t* out = out_.Output(bytes, at);
+            RUN(bnb_cpu_int8_mm_dequant(dtype, p.m, p.n, sums, row_stats, col_stats, added, out, 1));
+            out_.CheckWritten();
+            CheckSame(out, expected);
+
+            out = out_.Output(bytes, at);
+            RUN(bnb_cpu_int8_scaled_mm(dtype, p.m, p.n, p.k, a, b, row_stats, col_stats, added, 0, nullptr, nullptr,
+                                       out, 1));
+            out_.CheckWritten();
+            CheckSame(out, expected);
+
+            out = out_.Output(bytes, at);
+            RUN(bnb_cpu_int8_scaled_mm(dtype, p.m, p.n, p.k, a, b, row_stats, col_stats, added, outliers, columns,
+                                       values, out, 1));
+            out_.CheckWritten();
+            CheckWithin(out, count, mixed.data(), kFormats[dtype]);
+          });
+        }
       }
     }
   }
+
+ private:
+  template <typename T>
+  static const T* Put(Guarded<T>* memory, const std::vector<T>& values, At at) {
+    return memory->Input(values.data(), static_cast<int64_t>(values.size()), at);
+  }
+
+  Guarded<int8_t> a_, b_;
+  Guarded<float> row_stats_, col_stats_, bias_, outlier_values_;
+  Guarded<int64_t> outlier_cols_;
+  Guarded<int32_t> sums_in_, sums_;
+  Guarded<uint8_t> out_;
+};
+
+// Every depth, with rows that do not fill what is multiplied at a time.
+void TestDepths() {
+  ProductTest test(7, 5, kLongest);
+  Random random(3);
+  for (const int64_t k : Lengths()) test.Run(Product(&random, 1 + k % 7, 1 + k % 5, k));
 }
 
-// A sum that does not fit 32 bits wraps; all sums of 16-bit pairs are as large as they can be.
-void TestExtremes() {
-  for (const int64_t k : {64, 1000, 140003}) {
-    const std::vector<int8_t> a(static_cast<size_t>(k), -128), b(static_cast<size_t>(k), 127);
-    ForTargets([&] {
-      int32_t result;
-      RUN(bnb_cpu_int8_linear_matmul(1, 1, k, a.data(), a.data(), &result, 1));
-      CHECK(static_cast<uint32_t>(result) == static_cast<uint32_t>(k * 128 * 128));
-      RUN(bnb_cpu_int8_linear_matmul(1, 1, k, a.data(), b.data(), &result, 1));
-      CHECK(static_cast<uint32_t>(result) == static_cast<uint32_t>(k * -128 * 127));
-    });
+// Rows of A and B around the sizes of tiles and blocks.
+void TestSizes() {
+  Random random(4);
+  ProductTest test(14, 14, 70);
+  for (int64_t m = 0; m <= 14; ++m) {
+    for (int64_t n = 0; n <= 14; ++n) test.Run(Product(&random, m, n, 1 + random.Below(70)));
+  }
+  // Every tail of a vector of outputs, over two panels of B.
+  ProductTest wide(2, 150, 9);
+  for (int64_t n = 15; n <= 150; ++n) wide.Run(Product(&random, 1 + n % 2, n, 9));
+  ProductTest tall(193, 129, 66);
+  for (const int64_t m : {95, 96, 97, 193}) {
+    for (const int64_t n : {63, 65, 129}) tall.Run(Product(&random, m, n, 66));
   }
 }
 
-void TestOutliers() {
-  Random random(12);
-  for (int64_t outliers = 1; outliers <= 70; ++outliers) {
-    const int64_t m = 1 + random.Below(20), n = 1 + random.Below(70), k = 1 + random.Below(100);
-    const Product p(&random, m, n, k, outliers);
-    Describe("int8 product, m %d, n %d, k %d, %d outliers", static_cast<int>(m), static_cast<int>(n),
-             static_cast<int>(k), static_cast<int>(outliers));
-    Guarded<int8_t> b_in(n * k);
-    Guarded<int64_t> cols_in(outliers);
-    Guarded<float> values_in(m * outliers), out(m * n);
-    for (const At at : kSides) {
-      const int8_t* b = b_in.Input(p.b.data(), n * k, at);
-      const int64_t* cols = cols_in.Input(p.outlier_cols.data(), outliers, at);
-      const float* values = values_in.Input(p.outlier_values.data(), m * outliers, at);
-      ForTargets([&] {
-        float* result = out.Output(m * n, at);
-        RUN(bnb_cpu_int8_scaled_mm(BNB_FP32, m, n, k, p.a.data(), b, p.row_stats.data(), p.col_stats.data(),
-                                   p.bias.data(), outliers, cols, values, result, 1));
-        out.CheckWritten();
-        for (int64_t i = 0; i < m * n; ++i) {
-          double exact = 0, magnitude = 0;
-          for (int64_t j = 0; j < outliers; ++j) {
-            const double product = static_cast<double>(p.outlier_values[i / n * outliers + j]) *
-                                   Decoded(p.b[i % n * k + p.outlier_cols[j]], p.col_stats[i % n]);
-            exact += product;
-            magnitude += fabs(product);
-          }
-          // The sum over the outliers, and then two additions that round to nearest.
-          double allowed = static_cast<double>(2 * outliers) * 0x1p-23 * magnitude;
-          const double rest = p.Value(i, false);
-          exact += rest + p.bias[i % n];
-          allowed += 2 * 0x1p-24 * (magnitude + fabs(rest) + fabsf(p.bias[i % n]));
-          CHECK(isfinite(exact) ? fabs(result[i] - exact) <= allowed : !isfinite(result[i]));
-        }
-      });
-    }
-  }
+// Sums of more than 2^31 wrap around.
+void TestWrap() {
+  constexpr int64_t kDepth = (1 << 17) + 5;
+  Random random(5);
+  Product p(&random, 1, 2, 1);
+  p.k = kDepth;
+  p.a.assign(kDepth, -128);
+  p.b.assign(2 * kDepth, -128);
+  for (int64_t i = 0; i < kDepth; ++i) p.b[kDepth + i] = 127;
+  const int64_t sums[] = {kDepth * 128 * 128, kDepth * -128 * 127};
+  ForTargets([&] {
+    Describe("int8 sums that wrap around");
+    int32_t out[2];
+    RUN(bnb_cpu_int8_linear_matmul(1, 2, kDepth, p.a.data(), p.b.data(), out, 1));
+    for (int i = 0; i < 2; ++i) CHECK(out[i] == static_cast<int32_t>(static_cast<uint32_t>(sums[i])));
+  });
 }
 
 // --- Threads and arguments -------------------------------------------------------------------------------------------
 
-void TestThreads() {
-  constexpr int64_t kRows = 203, kColumns = 1031;
-  Random random(13);
-  Tensor x(BNB_BF16, kRows * kColumns);
-  Fill(&random, &x);
-  CheckThreads([&](int threads) {
-    std::vector<int8_t> codes(kRows * kColumns);
-    std::vector<float> stats(kRows);
-    std::vector<uint8_t> outliers(kColumns), out(kRows * kColumns * 2);
-    RUN(bnb_cpu_int8_vectorwise_quant(BNB_BF16, kRows, kColumns, x.bytes.data(), 2, codes.data(), stats.data(),
-                                      outliers.data(), threads));
-    RUN(bnb_cpu_int8_vectorwise_dequant(BNB_BF16, kRows, kColumns, codes.data(), stats.data(), nullptr, kRows,
-                                        out.data(), threads));
-    out.insert(out.end(), outliers.begin(), outliers.end());
-    return out;
-  });
-  const Product p(&random, 150, 200, 300, 7);
-  CheckThreads([&](int threads) {
-    std::vector<uint8_t> out(150 * 200 * 4);
-    RUN(bnb_cpu_int8_scaled_mm(BNB_FP32, p.m, p.n, p.k, p.a.data(), p.b.data(), p.row_stats.data(), p.col_stats.data(),
-                               nullptr, 7, p.outlier_cols.data(), p.outlier_values.data(), out.data(), threads));
-    return out;
-  });
+template <typename T>
+void Append(std::vector<uint8_t>* bytes, const std::vector<T>& values) {
+  const auto* begin = reinterpret_cast<const uint8_t*>(values.data());
+  bytes->insert(bytes->end(), begin, begin + values.size() * sizeof(T));
 }
 
-int Quant(int dtype, int64_t rows, int64_t columns) {
-  return bnb_cpu_int8_vectorwise_quant(dtype, rows, columns, Nowhere(), 1, Nowhere<int8_t>(), Nowhere<float>(),
-                                       Nowhere<uint8_t>(), 1);
-}
-int Dequant(int dtype, int64_t rows, int64_t columns, const int64_t* indices, int64_t count) {
-  return bnb_cpu_int8_vectorwise_dequant(dtype, rows, columns, Nowhere<int8_t>(), Nowhere<float>(), indices, count,
-                                         Nowhere(), 1);
-}
-int Matmul(int64_t m, int64_t n, int64_t k) {
-  return bnb_cpu_int8_linear_matmul(m, n, k, Nowhere<int8_t>(), Nowhere<int8_t>(), Nowhere<int32_t>(), 1);
-}
-int MmDequant(int dtype, int64_t m, int64_t n) {
-  return bnb_cpu_int8_mm_dequant(dtype, m, n, Nowhere<int32_t>(), Nowhere<float>(), Nowhere<float>(), Nowhere<float>(),
-                                 Nowhere(), 1);
-}
-int ScaledMm(int dtype, int64_t m, int64_t n, int64_t k, int64_t outliers) {
-  return bnb_cpu_int8_scaled_mm(dtype, m, n, k, Nowhere<int8_t>(), Nowhere<int8_t>(), Nowhere<float>(),
-                                Nowhere<float>(), Nowhere<float>(), outliers, Nowhere<int64_t>(), Nowhere<float>(),
-                                Nowhere(), 1);
+void TestThreads() {
+  constexpr int64_t kRows = 331, kColumns = 301;
+  Random random(6);
+  Tensor x(BNB_FP16, kRows * kColumns);
+  Fill(&random, &x);
+  const std::vector<float> stats = Statistics(&random, kRows);
+  CheckThreads([&](int threads) {
+    std::vector<int8_t> codes(kRows * kColumns);
+    std::vector<float> absmax(kRows);
+    // With a threshold codes in the columns of outliers are undefined.
+    std::vector<uint8_t> bytes, outliers(kColumns), decoded(kRows * kColumns * 2);
+    RUN(bnb_cpu_int8_vectorwise_quant(BNB_FP16, kRows, kColumns, x.bytes.data(), 2, codes.data(), absmax.data(),
+                                      outliers.data(), threads));
+    Append(&bytes, absmax);
+    Append(&bytes, outliers);
+    RUN(bnb_cpu_int8_vectorwise_quant(BNB_FP16, kRows, kColumns, x.bytes.data(), 0, codes.data(), absmax.data(),
+                                      nullptr, threads));
+    Append(&bytes, absmax);
+    Append(&bytes, codes);
+    RUN(bnb_cpu_int8_vectorwise_dequant(BNB_FP16, kRows, kColumns, codes.data(), stats.data(), nullptr, kRows,
+                                        decoded.data(), threads));
+    Append(&bytes, decoded);
+    return bytes;
+  });
+
+  constexpr int64_t kM = 101, kN = 130, kK = 203;
+  const Product p(&random, kM, kN, kK);
+  CheckThreads([&](int threads) {
+    std::vector<int32_t> product(kM * kN);
+    std::vector<uint8_t> bytes, out(kM * kN * 2);
+    RUN(bnb_cpu_int8_linear_matmul(kM, kN, kK, p.a.data(), p.b.data(), product.data(), threads));
+    Append(&bytes, product);
+    RUN(bnb_cpu_int8_scaled_mm(BNB_BF16, kM, kN, kK, p.a.data(), p.b.data(), p.row_stats.data(), p.col_stats.data(),
+                               p.bias.data(), static_cast<int64_t>(p.outlier_cols.size()), p.outlier_cols.data(),
+                               p.outlier_values.data(), out.data(), threads));
+    Append(&bytes, out);
+    return bytes;
+  });
+
+  constexpr int64_t kProducts = 300;
+  std::vector<int32_t> sums;
+  for (int64_t i = 0; i < kProducts * kProducts; ++i) sums.push_back(static_cast<int32_t>(random.Bits()));
+  const std::vector<float> scales = Statistics(&random, kProducts);
+  CheckThreads([&](int threads) {
+    std::vector<uint8_t> out(kProducts * kProducts * 4);
+    RUN(bnb_cpu_int8_mm_dequant(BNB_FP32, kProducts, kProducts, sums.data(), scales.data(), scales.data(), nullptr,
+                                out.data(), threads));
+    return out;
+  });
 }
 
 void TestArguments() {
-  ForTargets([] {
-    for (const int wrong : {-1, 3, 1 << 30}) {
-      REFUSED(Quant(wrong, 2, 2));
-      REFUSED(Dequant(wrong, 2, 2, nullptr, 2));
-      REFUSED(MmDequant(wrong, 2, 2));
-      REFUSED(ScaledMm(wrong, 2, 2, 2, 2));
+  int8_t* const codes = Nowhere<int8_t>();
+  float* const floats = Nowhere<float>();
+  int32_t* const sums = Nowhere<int32_t>();
+  uint8_t* const bytes = Nowhere<uint8_t>();
+  int64_t* const indices = Nowhere<int64_t>();
+  const auto refused = [&](int dtype, int64_t m, int64_t n, int64_t k) {
+    REFUSED(bnb_cpu_int8_vectorwise_quant(dtype, m, n, Nowhere(), 1, codes, floats, bytes, 1));
+    REFUSED(bnb_cpu_int8_vectorwise_dequant(dtype, m, n, codes, floats, indices, 3, Nowhere(), 1));
+    REFUSED(bnb_cpu_int8_mm_dequant(dtype, m, n, sums, floats, floats, floats, Nowhere(), 1));
+    REFUSED(
+        bnb_cpu_int8_scaled_mm(dtype, m, n, k, codes, codes, floats, floats, floats, 2, indices, floats, Nowhere(), 1));
+  };
+  ForTargets([&] {
+    for (const int dtype : {-1, 3, 1 << 30}) refused(dtype, 3, 3, 3);
+    for (const int64_t size : {int64_t{-1}, INT64_MIN}) {
+      refused(BNB_FP32, size, 3, 3);
+      refused(BNB_FP32, 3, size, 3);
+      REFUSED(bnb_cpu_int8_vectorwise_dequant(BNB_FP32, 3, 3, codes, floats, indices, size, Nowhere(), 1));
+      REFUSED(bnb_cpu_int8_linear_matmul(size, 3, 3, codes, codes, sums, 1));
+      REFUSED(bnb_cpu_int8_linear_matmul(3, size, 3, codes, codes, sums, 1));
+      REFUSED(bnb_cpu_int8_linear_matmul(3, 3, size, codes, codes, sums, 1));
+      REFUSED(bnb_cpu_int8_scaled_mm(BNB_FP32, 3, 3, size, codes, codes, floats, floats, floats, 2, indices, floats,
+                                     Nowhere(), 1));
+      REFUSED(bnb_cpu_int8_scaled_mm(BNB_FP32, 3, 3, 3, codes, codes, floats, floats, floats, size, indices, floats,
+                                     Nowhere(), 1));
     }
-    for (const int64_t wrong : {int64_t{-1}, INT64_MIN}) {
-      REFUSED(Quant(BNB_FP32, wrong, 2));
-      REFUSED(Quant(BNB_FP32, 2, wrong));
-      REFUSED(Dequant(BNB_FP32, wrong, 2, nullptr, 0));
-      REFUSED(Dequant(BNB_FP32, 2, wrong, nullptr, 2));
-      REFUSED(Dequant(BNB_FP32, 2, 2, nullptr, wrong));
-      REFUSED(Matmul(wrong, 2, 2));
-      REFUSED(Matmul(2, wrong, 2));
-      REFUSED(Matmul(2, 2, wrong));
-      REFUSED(MmDequant(BNB_FP32, wrong, 2));
-      REFUSED(MmDequant(BNB_FP32, 2, wrong));
-      REFUSED(ScaledMm(BNB_FP32, wrong, 2, 2, 2));
-      REFUSED(ScaledMm(BNB_FP32, 2, wrong, 2, 2));
-      REFUSED(ScaledMm(BNB_FP32, 2, 2, wrong, 2));
-      REFUSED(ScaledMm(BNB_FP32, 2, 2, 2, wrong));
-    }
-    REFUSED(Dequant(BNB_FP32, 2, 2, nullptr, 3));   // past the table
+    // More rows than there are.
+    REFUSED(bnb_cpu_int8_vectorwise_dequant(BNB_FP32, 3, 3, codes, floats, nullptr, 4, Nowhere(), 1));
     CHECK(strcmp(bnb_cpu_last_target(), "") == 0);  // no kernel ran
 
-    for (const int64_t wrong : {int64_t{-1}, int64_t{2}, INT64_MIN, INT64_MAX}) {
-      const int64_t indices[] = {0, wrong};
-      CHECK(Dequant(BNB_FP32, 2, 2, indices, 2) == BNB_INDEX_OUT_OF_RANGE);
+    for (const int64_t wrong : {int64_t{-1}, int64_t{3}, INT64_MIN, INT64_MAX}) {
+      const int64_t rows[] = {0, 2, wrong};
+      CHECK(bnb_cpu_int8_vectorwise_dequant(BNB_FP32, 3, 3, codes, floats, rows, 3, Nowhere(), 1) ==
+            BNB_INDEX_OUT_OF_RANGE);
     }
-    RUN(Quant(BNB_FP32, 0, 3));
-    RUN(Dequant(BNB_FP32, 0, 3, nullptr, 0));
-    RUN(Matmul(0, 3, 3));
-    RUN(Matmul(3, 0, 3));
-    RUN(MmDequant(BNB_FP32, 0, 3));
-    RUN(ScaledMm(BNB_FP32, 0, 3, 3, 0));
-    RUN(ScaledMm(BNB_FP32, 3, 0, 3, 0));
+    RUN(bnb_cpu_int8_vectorwise_quant(BNB_FP32, 0, 3, nullptr, 1, nullptr, nullptr, bytes, 1));
+    RUN(bnb_cpu_int8_vectorwise_dequant(BNB_FP32, 3, 0, nullptr, floats, nullptr, 0, nullptr, 1));
+    RUN(bnb_cpu_int8_linear_matmul(0, 3, 3, nullptr, codes, nullptr, 1));
+    RUN(bnb_cpu_int8_mm_dequant(BNB_FP32, 0, 3, nullptr, nullptr, floats, floats, nullptr, 1));
+    RUN(bnb_cpu_int8_scaled_mm(BNB_FP32, 3, 0, 3, codes, nullptr, floats, nullptr, nullptr, 0, nullptr, nullptr,
+                               nullptr, 1));
   });
 }
 
@@ -366,8 +468,8 @@ int main(int argc, char** argv) {
                    {"quantize", TestQuantize},
                    {"ties", TestTies},
                    {"dequantize", TestDequantize},
-                   {"products", TestProducts},
-                   {"extremes", TestExtremes},
-                   {"outliers", TestOutliers},
+                   {"depths", TestDepths},
+                   {"sizes", TestSizes},
+                   {"wrap", TestWrap},
                    {"threads", TestThreads}});
 }
