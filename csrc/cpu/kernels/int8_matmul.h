@@ -64,6 +64,11 @@ HWY_INLINE Sums Dot(Sums sums, Codes a, Codes b) {
 }
 constexpr int64_t kCodes = hn::MaxLanes(narrow);
 
+// Modulo 2^32, as vectors add; the overflow of an int is undefined.
+HWY_INLINE int32_t WrappingSum(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+
 #if HWY_TARGET != HWY_SCALAR
 // The 128-bit blocks of a vector added up.
 template <size_t kLanesLeft>
@@ -80,7 +85,7 @@ HWY_INLINE auto SumOfBlocks(hn::Vec<hn::Simd<int32_t, kLanesLeft, 0>> v) {
 // Adds the total of the lanes of dots[i] to sums[i].
 HWY_INLINE void AddTotals4(const Sums* dots, int32_t* sums) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < 4; ++i) sums[i] += dots[i];
+  for (int i = 0; i < 4; ++i) sums[i] = WrappingSum(sums[i], dots[i]);
 #else
   constexpr hn::RepartitionToWide<I32> i64;
   constexpr hn::Simd<int32_t, 4, 0> four;
@@ -157,7 +162,7 @@ inline void AddProducts(Rows8 a, int64_t rows, Rows8 b, int64_t columns, int64_t
   if (kMovesB) {
     for (int64_t r = 0; r < rows; ++r) {
       const int32_t excess = Excess(a[r], depth);
-      for (int64_t c = 0; c < columns; ++c) sums[r * kPanel + c] -= excess;
+      for (int64_t c = 0; c < columns; ++c) sums[r * kPanel + c] = WrappingSum(sums[r * kPanel + c], -excess);
     }
   }
   const int64_t height = CeilDiv(rows, CeilDiv(rows, kRowsA));  // 8 rows: 4 + 4 rather than 6 + 2
