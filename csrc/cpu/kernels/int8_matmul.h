@@ -77,10 +77,13 @@ HWY_INLINE auto SumOfBlocks(hn::Vec<hn::Simd<int32_t, kLanesLeft, 0>> v) {
 }
 #endif
 
+// Sums wrap around, which signed integers must not do on their own.
+HWY_INLINE int32_t Add(int32_t sum, uint32_t more) { return static_cast<int32_t>(static_cast<uint32_t>(sum) + more); }
+
 // Adds the total of the lanes of dots[i] to sums[i].
 HWY_INLINE void AddTotals4(const Sums* dots, int32_t* sums) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < 4; ++i) sums[i] += dots[i];
+  for (int i = 0; i < 4; ++i) sums[i] = Add(sums[i], static_cast<uint32_t>(dots[i]));
 #else
   constexpr hn::RepartitionToWide<I32> i64;
   constexpr hn::Simd<int32_t, 4, 0> four;
@@ -145,19 +148,19 @@ HWY_INLINE void MultiplyRows(int64_t rows, Rows8 a, const int8_t* const* b, int6
 }
 
 // What moving B adds to the products with a row of A.
-HWY_INLINE int32_t Excess(const int8_t* a, int64_t depth) {
+HWY_INLINE uint32_t Excess(const int8_t* a, int64_t depth) {
   const Codes zeros = Encode(hn::Zero(hn::DFromV<Codes>()));
   Sums dots = {};
   for (int64_t i = 0; i < depth; i += kCodes) dots = Dot(dots, LoadCodes(a + i), zeros);
-  return hn::GetLane(hn::SumOfLanes(i32, ToVector(dots)));
+  return static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(i32, ToVector(dots))));
 }
 
 // Adds row r of A times row c of B to sums[r * kPanel + c]; `depth` is a multiple of kCodes.
 inline void AddProducts(Rows8 a, int64_t rows, Rows8 b, int64_t columns, int64_t depth, int32_t* sums) {
   if (kMovesB) {
     for (int64_t r = 0; r < rows; ++r) {
-      const int32_t excess = Excess(a[r], depth);
-      for (int64_t c = 0; c < columns; ++c) sums[r * kPanel + c] -= excess;
+      const uint32_t excess = Excess(a[r], depth);
+      for (int64_t c = 0; c < columns; ++c) sums[r * kPanel + c] = Add(sums[r * kPanel + c], 0 - excess);
     }
   }
   const int64_t height = CeilDiv(rows, CeilDiv(rows, kRowsA));  // 8 rows: 4 + 4 rather than 6 + 2
