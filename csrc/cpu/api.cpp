@@ -56,6 +56,7 @@ int bnb_cpu_select_target(const char* name) {
 
 const char* bnb_cpu_target() { return bnb::ActiveKernels().name; }
 const char* bnb_cpu_last_target() { return last_target; }
+const char* bnb_cpu_threading() { return bnb::ThreadingName(); }
 
 void bnb_cpu_use_large_pages(void* begin, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)

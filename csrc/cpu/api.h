@@ -26,6 +26,8 @@ BNB_API int bnb_cpu_select_target(const char* name);
 BNB_API const char* bnb_cpu_target(void);
 /* The target that ran the last operator of this thread since the last selection; "" if none did. */
 BNB_API const char* bnb_cpu_last_target(void);
+/* What runs the threads, in words. */
+BNB_API const char* bnb_cpu_threading(void);
 /* Asks the system for large pages in fresh memory that is about to be written as a whole: of a new tensor of 64 MiB,
  * page faults took 25 ms, and decoding into it 2.5 ms (AMD EPYC, two threads). Where it is refused, nothing happens. */
 BNB_API void bnb_cpu_use_large_pages(void* begin, int64_t bytes);

@@ -1,5 +1,6 @@
 #include "cpu/parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -10,9 +11,18 @@
 namespace bnb {
 namespace {
 
-// Ranges are handed out on demand, and a caller waits for the helpers that have taken one, not for those that the
-// system has yet to wake. So a call on a loaded machine is slowed by what it lacks, not by a whole time slice, as it is
-// with OpenMP's barriers: they wait for every thread of the team.
+// The entry of an OpenMP runtime: GCC's; LLVM's and Intel's have it as well.
+using TeamFunction = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+
+// The runtime that PyTorch has loaded, which is visible to the whole process. Its idle threads spin for a while: a pool
+// beside it fights with them for the cores. Between two operators of PyTorch, a product of 4096 x 4096 with one row
+// took 0.47 ms on two threads of our own and 0.33 on one.
+TeamFunction OpenMP() {
+  static const auto team = reinterpret_cast<TeamFunction>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return team;
+}
+
+// Ranges are handed out on demand: a thread that the system does not run must not hold up the others' share.
 constexpr int64_t kRangesPerThread = 4;
 
 // A caller that has run out of ranges looks this often, some tens of microseconds in all, before it sleeps.
@@ -44,6 +54,8 @@ struct Job {
   }
 };
 
+// Threads that sleep when there is nothing to do, for processes without OpenMP. A caller waits for the helpers that
+// have taken a range, not for those that the system has yet to wake.
 class Pool {
  public:
   void Run(Job* job) {
@@ -112,19 +124,25 @@ class Pool {
 // during a fork would stay locked in the child.
 std::atomic<Pool*> pool{nullptr};
 
-// A forked child has none of the helpers: it starts with a new pool.
-void Forget() { pool.store(nullptr); }
+// A forked child has none of the helpers. OpenMP does not notice, and would wait for its own for ever; so the child has
+// a new pool of ours.
+std::atomic<bool> forked{false};
+void Forget() {
+  pool.store(nullptr);
+  forked.store(true);
+}
+const int registered = pthread_atfork(nullptr, nullptr, Forget);
 
 Pool* ThePool() {
   Pool* found = pool.load(std::memory_order_acquire);
   if (found != nullptr) return found;
-  static const int registered = pthread_atfork(nullptr, nullptr, Forget);
-  (void)registered;
   Pool* made = new Pool;
   if (pool.compare_exchange_strong(found, made)) return made;
   delete made;  // another thread was faster
   return found;
 }
+
+bool UseOpenMP() { return registered == 0 && !forked.load(std::memory_order_relaxed) && OpenMP() != nullptr; }
 
 }  // namespace
 
@@ -140,7 +158,15 @@ void ParallelFor(int64_t total, int64_t grain, int threads, RangeFunction functi
   job.context = context;
   const int64_t ranges = (total + job.step - 1) / job.step;
   job.seats = static_cast<int>(ranges < threads ? ranges : threads) - 1;
-  ThePool()->Run(&job);
+  if (UseOpenMP()) {
+    OpenMP()([](void* data) { static_cast<Job*>(data)->Work(); }, &job, static_cast<unsigned>(job.seats) + 1, 0);
+  } else {
+    ThePool()->Run(&job);
+  }
+}
+
+const char* ThreadingName() {
+  return UseOpenMP() ? "the OpenMP runtime that PyTorch uses" : "threads of the library's own";
 }
 
 }  // namespace bnb

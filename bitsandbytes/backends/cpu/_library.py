@@ -23,6 +23,7 @@ _library = _native.load(
         "bnb_cpu_select_target": (c_int, [c_char_p]),
         "bnb_cpu_target": (c_char_p, []),
         "bnb_cpu_last_target": (c_char_p, []),
+        "bnb_cpu_threading": (c_char_p, []),
         "bnb_cpu_use_large_pages": (None, [_TENSOR, _SIZE]),
         "bnb_cpu_codebook": (c_int, [_QUANT_TYPE, _TENSOR]),
         "bnb_cpu_quantize_4bit": (c_int, [_DTYPE, _QUANT_TYPE, _SIZE, _SIZE, _TENSOR, _TENSOR, _TENSOR, _THREADS]),
@@ -138,6 +139,11 @@ def target() -> str:
 def last_target() -> str:
     """The instruction set that ran the last native operator of this thread; empty if none since the last selection."""
     return _library.bnb_cpu_last_target().decode()
+
+
+def threading() -> str:
+    """What runs the threads of the kernels, in words."""
+    return _library.bnb_cpu_threading().decode()
 
 
 def select_target(name: str) -> None:
