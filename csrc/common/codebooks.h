@@ -29,7 +29,7 @@ constexpr float kNF4[kLevels] = {
 };
 
 // In code order: sign, two exponent bits, one mantissa bit. Divided in double precision and rounded once, as in Python.
-constexpr float Twelfth(double value) { return static_cast<float>(value / 12.0); }
+static constexpr float Twelfth(double value) { return static_cast<float>(value / 12.0); }
 constexpr float kFP4[kLevels] = {
     Twelfth(0), Twelfth(0.0625),  Twelfth(8),  Twelfth(12),  Twelfth(4),  Twelfth(6),  Twelfth(2),  Twelfth(3),
     Twelfth(0), Twelfth(-0.0625), Twelfth(-8), Twelfth(-12), Twelfth(-4), Twelfth(-6), Twelfth(-2), Twelfth(-3),
@@ -39,8 +39,8 @@ constexpr float kFP4[kLevels] = {
 constexpr int kMagnitudesFP4[kSignFP4] = {0, 1, 6, 7, 4, 5, 2, 3};
 
 // Point i lies between level i and level i + 1 (FP4: between the magnitudes), in one fp32 operation each.
-constexpr float Midpoint(float a, float b) { return (a + b) / 2.0f; }
-constexpr float PointNF4(int i) { return Midpoint(kNF4[i], kNF4[i + 1]); }
-constexpr float PointFP4(int i) { return Midpoint(kFP4[kMagnitudesFP4[i]], kFP4[kMagnitudesFP4[i + 1]]); }
+static constexpr float Midpoint(float a, float b) { return (a + b) / 2.0f; }
+static constexpr float PointNF4(int i) { return Midpoint(kNF4[i], kNF4[i + 1]); }
+static constexpr float PointFP4(int i) { return Midpoint(kFP4[kMagnitudesFP4[i]], kFP4[kMagnitudesFP4[i + 1]]); }
 
 }  // namespace bnb

@@ -190,10 +190,13 @@ void LayOut(const T* x, int64_t k, bool grouped, To* out) {
     for (int64_t i = 0; i < k; ++i) Convert(x[i], out + i);
     return;
   }
+  // All nibbles of a lane in one go: a loop that compilers turn into vector loads and shuffles.
   for (int64_t c = 0; c < k; c += kChunk) {
+    const T* HWY_RESTRICT from = x + c;
+    To* HWY_RESTRICT to = out + c;
     const int64_t lanes = Min(kLanes, (k - c) / kGroup);
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      for (int64_t j = 0; j < kGroup; ++j) Convert(x[c + lane * kGroup + ElementOf(j)], out + c + j * kLanes + lane);
+      ForNibbles([&](auto j) { Convert(from[lane * kGroup + ElementOf(j.value)], to + j.value * kLanes + lane); });
     }
   }
 }
