@@ -102,6 +102,16 @@ class GroupScales {
         lanes_(hn::ShiftRightSame(hn::Iota(u32, 0), shift_)),
         mask_(hn::FirstN(f32, static_cast<size_t>(Max(1, kLanes >> shift_)))) {}
 
+  // Asks for the scales of elements `begin` to `end`, which may lie past the weight: their stream is too thin for the
+  // processor to notice. Without, one row took 0.68 ms where they had to come from memory, with 0.33 in cache.
+  void Prefetch(int64_t begin, int64_t end) const {
+    constexpr int64_t kLine = 64 / sizeof(float);
+    const int shift = shift_ + kLog2Group;
+    for (int64_t block = begin >> shift; block < end >> shift && block < blocks_; block += kLine) {
+      hwy::Prefetch(absmax_ + block);
+    }
+  }
+
   // A chunk within its row, as fast as it goes.
   HWY_INLINE VF Whole(int64_t element) const {
     if (HWY_UNLIKELY(!aligned_)) return Any(element);
@@ -244,6 +254,7 @@ template <int rows, int inputs>
 void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int64_t row, int64_t k, const float* x,
          int64_t stride, float* sums) {
   const uint8_t* packed = w.packed + row * k / 2;
+  scales.Prefetch((row + rows) * k, (row + 2 * rows) * k);
   VF total[inputs][rows];
   for (int i = 0; i < inputs; ++i) {
     for (int r = 0; r < rows; ++r) total[i][r] = hn::Zero(f32);
@@ -317,6 +328,7 @@ void DecodeRow4(const Weight4& w, const GroupScales& scales, const Table16& tabl
     memset(static_cast<void*>(out + k), 0, static_cast<size_t>(Padded(k) - k) * sizeof(T));
     return;
   }
+  scales.Prefetch((row + kTileN) * k, (row + kTileN + 1) * k);
   ForChunks(k, [&](int64_t c, auto chunk) HWY_ATTR {
     const VU words = chunk.Words(w.packed + ((row * k + c) >> 1), (kTileN * k) >> 1);
     const VF scale = chunk.Scales(scales, row * k + c);
