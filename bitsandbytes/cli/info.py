@@ -63,6 +63,7 @@ def native_cpu() -> dict[str, Any] | None:
         "chosen_by": "BNB_CPU_TARGET" if _env.CPU_TARGET else "this machine",
         "available": list(cpu.targets()),
         "threads": torch.get_num_threads(),
+        "threading": cpu.threading(),
     }
 
 
@@ -108,7 +109,7 @@ def _print_report(found: dict[str, Any]) -> None:
             "library": native["library"],
             "instructions": f"{native['instructions']}, chosen by {native['chosen_by']}",
             "available": ", ".join(native["available"]),
-            "threads": f"at most {native['threads']}, as torch.get_num_threads() says",
+            "threads": f"at most {native['threads']} of {native['threading']}",
         }
         _print_section("Native CPU library", rows)
     for kind, chosen in found["operators"].items():

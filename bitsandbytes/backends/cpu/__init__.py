@@ -3,4 +3,15 @@
 from . import blockwise, fourbit, int8
 from ._library import last_target, path, select_target, target, targets, threading, using_target
 
-__all__ = ["blockwise", "fourbit", "int8", "last_target", "path", "select_target", "target", "targets", "threading", "using_target"]
+__all__ = [
+    "blockwise",
+    "fourbit",
+    "int8",
+    "last_target",
+    "path",
+    "select_target",
+    "target",
+    "targets",
+    "threading",
+    "using_target",
+]

@@ -78,9 +78,13 @@ void TestThreads() {
     RUN(bnb_cpu_quantize_4bit(BNB_FP32, BNB_NF4, 64, kCount, values.data(), packed.data(), absmax.data(), 4));
     for (const uint8_t byte : packed) CHECK(byte == 0xFF);
   };
+  // CTest preloads an OpenMP runtime, and nothing else. A child cannot use its parent's.
+  const auto uses_openmp = [] { return strstr(bnb_cpu_threading(), "OpenMP") != nullptr; };
+  CHECK(uses_openmp() == (getenv("LD_PRELOAD") != nullptr));
   quantize();
   const pid_t child = fork();
   if (child == 0) {
+    CHECK(!uses_openmp());
     packed.assign(packed.size(), 0);
     alarm(60);
     quantize();
