@@ -29,7 +29,8 @@ class BNBNativeLibrary:
         if function is None:
             raise AttributeError(
                 f"bitsandbytes has no native function '{name}' on backend {BNB_BACKEND}: "
-                "upstream's C functions do not exist here; every operator of torch.ops.bitsandbytes works without them"
+                f"{PACKAGE_DIR} holds none of upstream's C functions; every operator of torch.ops.bitsandbytes works "
+                "without them"
             )
         return function
 
