@@ -15,8 +15,8 @@ namespace {
 using TeamFunction = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
 // The runtime that PyTorch has loaded, which is visible to the whole process. Its idle threads spin for a while: a pool
-// beside it fights with them for the cores. Between two operators of PyTorch, a product of 4096 x 4096 with one row
-// took 0.47 ms on two threads of our own and 0.33 on one.
+// beside it fights with them for the cores. On two cores SmolLM2-135M took 21.4 ms a token with threads of our own, and
+// 17.5 with these.
 TeamFunction OpenMP() {
   static const auto team = reinterpret_cast<TeamFunction>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return team;
