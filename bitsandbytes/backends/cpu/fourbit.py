@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, empty, targets, whole_blocks
+from ._library import DTYPE, QUANT_TYPE, call, dense, dense_spans, empty, is_dense, targets, whole_blocks
 from ..default._blocks import SPAN, exact_matmul, read, write
 from ..._ops import register
 from ...formats import num_blocks, packed_bytes, rows_of
@@ -61,7 +61,7 @@ def dequantize_4bit_out(
             values.data_ptr(),
         )
 
-    if A.is_contiguous() and out.is_contiguous():
+    if is_dense(A) and is_dense(out):
         decode(A, 0, out)
         return
     for span in whole_blocks(out.numel(), blocksize):
