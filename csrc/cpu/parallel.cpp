@@ -149,11 +149,12 @@ bool UseOpenMP() { return registered == 0 && !forked.load(std::memory_order_rela
 void ParallelFor(int64_t total, int64_t grain, int threads, RangeFunction function, const void* context) {
   if (total <= 0) return;
   if (threads <= 1 || total <= grain) return function(context, 0, total);
-  const int64_t pieces = static_cast<int64_t>(threads) * kRangesPerThread;
-  const int64_t even = (total + pieces - 1) / pieces;
+  int64_t pieces = static_cast<int64_t>(threads) * kRangesPerThread;
+  if (total / pieces < grain) pieces = (total + grain - 1) / grain;
+  if (pieces > threads) pieces -= pieces % threads;  // the same number for each
   Job job{};
   job.total = total;
-  job.step = even > grain ? even : grain;
+  job.step = (total + pieces - 1) / pieces;
   job.function = function;
   job.context = context;
   const int64_t ranges = (total + job.step - 1) / job.step;

@@ -90,17 +90,20 @@ void DecodeRange4(const Weight4& w, int64_t begin, int64_t end, T* out) {
 inline bool InGroups(int64_t k) { return k % kGroup == 0; }
 constexpr int64_t ElementOf(int64_t nibble) { return nibble ^ 1; }  // the high nibble holds the first of two elements
 
-// The scales of the groups of a chunk, one a lane; `element` is the first of the chunk, counted from the start of the
-// weight.
-class GroupScales {
+// The chunks of rows of k elements: their packed words, and the scales of their groups, one a lane. `element` is the
+// first of a chunk, counted from the start of the weight.
+class Chunks {
  public:
-  GroupScales(const Weight4& w, int64_t k)
+  Chunks(const Weight4& w, int64_t k)
       : absmax_(w.absmax),
         blocks_(w.blocks),
         shift_(w.log2_blocksize - kLog2Group),
         aligned_(k % w.BlockStart(1) == 0),
         lanes_(hn::ShiftRightSame(hn::Iota(u32, 0), shift_)),
-        mask_(hn::FirstN(f32, static_cast<size_t>(Max(1, kLanes >> shift_)))) {}
+        whole_(FirstBlocks(kLanes)),
+        rest_(k % kChunk / kGroup),
+        rest_blocks_(FirstBlocks(rest_)),
+        rest_groups_(hn::FirstN(f32, static_cast<size_t>(rest_))) {}
 
   // Asks for the scales of elements `begin` to `end`, which may lie past the weight: their stream is too thin for the
   // processor to notice. Without, one row took 0.68 ms where they had to come from memory, with 0.33 in cache.
@@ -112,16 +115,47 @@ class GroupScales {
     }
   }
 
-  // A chunk within its row, as fast as it goes.
-  HWY_INLINE VF Whole(int64_t element) const {
-    if (HWY_UNLIKELY(!aligned_)) return Any(element);
-    const float* scales = absmax_ + (element >> (shift_ + kLog2Group));
-    if constexpr (kLanes <= 32 / kGroup) return hn::Set(f32, *scales);  // the smallest block fills a vector
-    return hn::TableLookupLanes(hn::MaskedLoad(mask_, f32, scales), hn::IndicesFromVec(f32, lanes_));
+  // Calls `body(c, chunk)` for the first element c of every chunk of a row of k elements.
+  template <typename Body>
+  HWY_INLINE void ForEach(int64_t k, const Body& body) const {
+    int64_t c = 0;
+    for (; c + kChunk <= k; c += kChunk) body(c, Whole{*this});
+    if (c < k) body(c, Rest{*this});
   }
 
-  // Any chunk. Groups past the end of its row have some scale or 0.
-  HWY_NOINLINE VF Any(int64_t element) const {
+ private:
+  struct Whole {
+    const Chunks& all;
+    // Asks for what is needed `ahead` bytes later: rows are too short for the processor's own prefetching.
+    HWY_INLINE VU Words(const uint8_t* p, int64_t ahead) const {
+      hwy::Prefetch(reinterpret_cast<const uint8_t*>(reinterpret_cast<intptr_t>(p) + ahead));
+      return hn::LoadU(u32, reinterpret_cast<const uint32_t*>(p));
+    }
+    HWY_INLINE VF Scales(int64_t element) const { return all.Scales(element, all.whole_); }
+  };
+  // What is left of a row; zeros past its end, whose neighbour may not be finite.
+  struct Rest {
+    const Chunks& all;
+    HWY_INLINE VU Words(const uint8_t* p, int64_t) const { return LoadPart32(u32, p, all.rest_); }
+    HWY_INLINE VF Scales(int64_t element) const {
+      return hn::IfThenElseZero(all.rest_groups_, all.Scales(element, all.rest_blocks_));
+    }
+  };
+
+  hn::Mask<F32> FirstBlocks(int64_t groups) const {
+    return hn::FirstN(f32, static_cast<size_t>(CeilDiv(groups, int64_t{1} << shift_)));
+  }
+
+  // Of a chunk that has the `blocks` of its row, as fast as it goes.
+  HWY_INLINE VF Scales(int64_t element, hn::Mask<F32> blocks) const {
+    if (HWY_UNLIKELY(!aligned_)) return AnyScales(element);
+    const float* scales = absmax_ + (element >> (shift_ + kLog2Group));
+    if constexpr (kLanes <= 32 / kGroup) return hn::Set(f32, *scales);  // the smallest block fills a vector
+    return hn::TableLookupLanes(hn::MaskedLoad(blocks, f32, scales), hn::IndicesFromVec(f32, lanes_));
+  }
+
+  // Of any chunk. Groups past the end of its row have some scale or 0.
+  HWY_NOINLINE VF AnyScales(int64_t element) const {
     const int64_t block = element >> (shift_ + kLog2Group);
     const auto offset = static_cast<uint32_t>((element >> kLog2Group) - (block << shift_));
     const VU lanes = hn::ShiftRightSame(hn::Iota(u32, offset), shift_);
@@ -129,39 +163,15 @@ class GroupScales {
     return hn::TableLookupLanes(scales, hn::IndicesFromVec(f32, lanes));
   }
 
- private:
   const float* absmax_;
   int64_t blocks_;
-  int shift_;           // log2 of the groups in a block
-  bool aligned_;        // rows start at blocks
-  VU lanes_;            // if so, the block of each lane, counted from that of the first,
-  hn::Mask<F32> mask_;  // and as many lanes as a chunk has blocks
+  int shift_;            // log2 of the groups in a block
+  bool aligned_;         // rows start at blocks
+  VU lanes_;             // if so, the block of each lane, counted from that of the first,
+  hn::Mask<F32> whole_;  // and as many lanes as a chunk has blocks
+  int64_t rest_;         // groups in the last chunk of a row, where that is not whole,
+  hn::Mask<F32> rest_blocks_, rest_groups_;  // and as many lanes as it has blocks, and groups
 };
-
-// The packed words of a chunk, and its scales; zeros past the end of the row, whose neighbour may not be finite.
-struct WholeChunk {
-  // Asks for what is needed `ahead` bytes later: rows are too short for the processor's own prefetching.
-  HWY_INLINE VU Words(const uint8_t* p, int64_t ahead) const {
-    hwy::Prefetch(reinterpret_cast<const uint8_t*>(reinterpret_cast<intptr_t>(p) + ahead));
-    return hn::LoadU(u32, reinterpret_cast<const uint32_t*>(p));
-  }
-  HWY_INLINE VF Scales(const GroupScales& scales, int64_t element) const { return scales.Whole(element); }
-};
-struct PartChunk {
-  int64_t groups;
-  HWY_INLINE VU Words(const uint8_t* p, int64_t) const { return LoadPart32(u32, p, groups); }
-  HWY_INLINE VF Scales(const GroupScales& scales, int64_t element) const {
-    return hn::IfThenElseZero(hn::FirstN(f32, static_cast<size_t>(groups)), scales.Any(element));
-  }
-};
-
-// Calls `body(c, chunk)` for the first element c of every chunk of a row of k elements.
-template <typename Body>
-HWY_INLINE void ForChunks(int64_t k, const Body& body) {
-  int64_t c = 0;
-  for (; c + kChunk <= k; c += kChunk) body(c, WholeChunk());
-  if (c < k) body(c, PartChunk{(k - c) / kGroup});
-}
 
 // Calls `body` with the constants 0 to kGroup - 1.
 template <typename Body, int64_t... j>
@@ -251,15 +261,15 @@ inline bool IsFew(int64_t m, int64_t k) { return m <= kFewInputs && InGroups(k);
 
 // sums[i * kTileN + r] = dot(x row i, w row `row` + r); rows of x are `stride` elements apart.
 template <int rows, int inputs>
-void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int64_t row, int64_t k, const float* x,
+void Dot(const Weight4& w, const Chunks& chunks, const Table16& table, int64_t row, int64_t k, const float* x,
          int64_t stride, float* sums) {
   const uint8_t* packed = w.packed + row * k / 2;
-  scales.Prefetch((row + rows) * k, (row + 2 * rows) * k);
+  chunks.Prefetch((row + rows) * k, (row + 2 * rows) * k);
   VF total[inputs][rows];
   for (int i = 0; i < inputs; ++i) {
     for (int r = 0; r < rows; ++r) total[i][r] = hn::Zero(f32);
   }
-  ForChunks(k, [&](int64_t c, auto chunk) HWY_ATTR {
+  chunks.ForEach(k, [&](int64_t c, auto chunk) HWY_ATTR {
     VU words[rows];
     VF sum[rows][inputs];
     for (int r = 0; r < rows; ++r) words[r] = chunk.Words(packed + ((r * k + c) >> 1), (rows * k) >> 1);
@@ -274,7 +284,7 @@ void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int6
       }
     });
     for (int r = 0; r < rows; ++r) {
-      const VF scale = chunk.Scales(scales, (row + r) * k + c);
+      const VF scale = chunk.Scales((row + r) * k + c);
       for (int i = 0; i < inputs; ++i) total[i][r] = hn::MulAdd(sum[r][i], scale, total[i][r]);
     }
   });
@@ -282,12 +292,12 @@ void Dot(const Weight4& w, const GroupScales& scales, const Table16& table, int6
 }
 
 template <int rows, int inputs>
-void DotOf(int64_t m, const Weight4& w, const GroupScales& scales, const Table16& table, int64_t row, int64_t k,
+void DotOf(int64_t m, const Weight4& w, const Chunks& chunks, const Table16& table, int64_t row, int64_t k,
            const float* x, int64_t stride, float* sums) {
   if constexpr (inputs > 1) {
-    if (m < inputs) return DotOf<rows, inputs - 1>(m, w, scales, table, row, k, x, stride, sums);
+    if (m < inputs) return DotOf<rows, inputs - 1>(m, w, chunks, table, row, k, x, stride, sums);
   }
-  Dot<rows, inputs>(w, scales, table, row, k, x, stride, sums);
+  Dot<rows, inputs>(w, chunks, table, row, k, x, stride, sums);
 }
 
 // --- More input rows -------------------------------------------------------------------------------------------------
@@ -322,16 +332,16 @@ struct DotStep<BFloat16> {
 
 // One row of the weight in the order of LayOut, padded with zeros.
 template <typename T>
-void DecodeRow4(const Weight4& w, const GroupScales& scales, const Table16& table, int64_t row, int64_t k, T* out) {
+void DecodeRow4(const Weight4& w, const Chunks& chunks, const Table16& table, int64_t row, int64_t k, T* out) {
   if (!InGroups(k)) {
     DecodeRange4(w, row * k, (row + 1) * k, out);
     memset(static_cast<void*>(out + k), 0, static_cast<size_t>(Padded(k) - k) * sizeof(T));
     return;
   }
-  scales.Prefetch((row + kTileN) * k, (row + kTileN + 1) * k);
-  ForChunks(k, [&](int64_t c, auto chunk) HWY_ATTR {
+  chunks.Prefetch((row + kTileN) * k, (row + kTileN + 1) * k);
+  chunks.ForEach(k, [&](int64_t c, auto chunk) HWY_ATTR {
     const VU words = chunk.Words(w.packed + ((row * k + c) >> 1), (kTileN * k) >> 1);
-    const VF scale = chunk.Scales(scales, row * k + c);
+    const VF scale = chunk.Scales(row * k + c);
     ForNibbles([&](auto nibble) HWY_ATTR {
       if constexpr (nibble.value % 2 == 0) {
         DotStep<T>::Store(LevelsAt<nibble.value>(table, words) * scale,
@@ -384,7 +394,7 @@ int Gemm4Typed(const Weight4& w, int64_t m, int64_t n, int64_t k, const T* a, co
   });
 
   const Table16 table([&](int i) { return Load(w.levels + i); });
-  const GroupScales scales(w, k);
+  const Chunks chunks(w, k);
   bool failed = false;
   const int64_t grain = CeilDiv(Max(1, 2 * kGrain / Max(k, 1)), kTileN) * kTileN;
   Parallel(n, grain, threads, [&](int64_t first, int64_t last) {
@@ -404,11 +414,11 @@ int Gemm4Typed(const Weight4& w, int64_t m, int64_t n, int64_t k, const T* a, co
       constexpr int kRows = decltype(count)::value;
       if constexpr (std::is_same_v<Operand, float>) {
         if (few) {
-          DotOf<kRows, kFewInputs>(m, w, scales, table, row, k, x, stride, sums);
+          DotOf<kRows, kFewInputs>(m, w, chunks, table, row, k, x, stride, sums);
           return write(0, m, row, kRows);
         }
       }
-      for (int r = 0; r < kRows; ++r) DecodeRow4(w, scales, table, row + r, k, rows + r * stride);
+      for (int r = 0; r < kRows; ++r) DecodeRow4(w, chunks, table, row + r, k, rows + r * stride);
       for (int64_t i = 0; i < m; i += kTileM) {
         const int64_t count_m = Min(kTileM, m - i);
         TileOf<kRows, kTileM>(count_m, x + i * stride, rows, stride, sums);
