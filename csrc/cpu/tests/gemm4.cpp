@@ -133,10 +133,10 @@ Tensor Normal(Random* random, int dtype, int64_t count) {
   return x;
 }
 
-// Every number of rows of a tile, for every tail of a row of the weight.
+// No row, and every number of rows of a tile, for every tail of a row of the weight.
 void TestGemm() {
   std::vector<int64_t> rows, inner;
-  for (int64_t m = 1; m <= 14; ++m) rows.push_back(m);
+  for (int64_t m = 0; m <= 14; ++m) rows.push_back(m);
   for (int64_t k = 0; k <= 300; ++k) inner.push_back(k);
   for (const int64_t k : {576, 1000, 4104}) inner.push_back(k);
   Random random(3);
@@ -167,11 +167,14 @@ void TestBlocksizes() {
   }
 }
 
-// More rows of inputs than two tiles have, and tails of the rows of the weight.
+// More rows of inputs than two tiles have, and every tail of the rows of the weight, whose sums are written 64 at once.
 void TestSizes() {
+  std::vector<int64_t> sizes;
+  for (int64_t n = 1; n <= 17; ++n) sizes.push_back(n);
+  for (const int64_t n : {63, 64, 65, 79, 130}) sizes.push_back(n);
   Random random(7);
   for (const int64_t k : {40, 77}) {
-    for (int64_t n = 1; n <= 13; ++n) {
+    for (const int64_t n : sizes) {
       for (const int dtype : kDtypes) {
         const Weight w(&random, BNB_NF4, 32, n, k, false, false);
         const Tensor x = Normal(&random, dtype, 64 * k), bias = Normal(&random, dtype, n);
