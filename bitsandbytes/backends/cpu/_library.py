@@ -93,7 +93,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor`, or a copy, that is dense."""
-    return tensor.resolve_neg().contiguous()
+    return tensor if is_dense(tensor) else tensor.resolve_neg().contiguous()
 
 
 def whole_blocks(numel: int, blocksize: int) -> Iterator[Span]:

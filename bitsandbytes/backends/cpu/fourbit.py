@@ -95,12 +95,18 @@ class _Weight:
         code: torch.Tensor | None = None,
     ):
         self.shape = shape
-        tensors = packed, absmax, absmax_8bit, absmax_code, code
-        self._dense = [None if tensor is None else dense(tensor) for tensor in tensors]
-        address = [None if tensor is None else tensor.data_ptr() for tensor in self._dense]
+        self._dense: list[torch.Tensor] = []
+
+        def address(tensor: torch.Tensor | None) -> int | None:
+            if tensor is None:
+                return None
+            tensor = dense(tensor)
+            self._dense.append(tensor)
+            return tensor.data_ptr()
+
         offset = 0.0 if absmax_offset is None else absmax_offset.item()
-        self.format = QUANT_TYPE[quant_type], address[4], blocksize
-        self.data = *address[:4], offset
+        self.format = QUANT_TYPE[quant_type], address(code), blocksize
+        self.data = address(packed), address(absmax), address(absmax_8bit), address(absmax_code), offset
 
     def multiply(self, A: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`A @ weight.T + bias`; docs/numerics.md states the precision."""

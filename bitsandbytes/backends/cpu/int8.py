@@ -1,7 +1,6 @@
 """LLM.int8() operators on the CPU; arguments and results in `_ops/int8.py`."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -187,16 +186,12 @@ def int8_mixed_scaled_mm(
     return _scaled_mm(CA, CB, SCA, SCB, bias, A.dtype, outlier_cols, outliers), outliers
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {
-    "int8_vectorwise_quant": int8_vectorwise_quant,
-    "int8_double_quant": reference.int8_double_quant,  # two calls of int8_vectorwise_quant
-    "int8_vectorwise_dequant": int8_vectorwise_dequant,
-    "int8_embedding": int8_embedding,
-    "int8_linear_matmul": int8_linear_matmul,
-    "int8_linear_matmul.out": int8_linear_matmul_out,
-    "int8_mm_dequant": int8_mm_dequant,
-    "int8_scaled_mm": int8_scaled_mm,
-    "int8_mixed_scaled_mm": int8_mixed_scaled_mm,
-}
-for _op, _kernel in _KERNELS.items():
-    register(_op, _kernel, "CPU", "native")
+register("int8_vectorwise_quant", int8_vectorwise_quant, "CPU", "native")
+register("int8_double_quant", reference.int8_double_quant, "CPU", "native")  # two calls of int8_vectorwise_quant
+register("int8_vectorwise_dequant", int8_vectorwise_dequant, "CPU", "native")
+register("int8_embedding", int8_embedding, "CPU", "native")
+register("int8_linear_matmul", int8_linear_matmul, "CPU", "native")
+register("int8_linear_matmul.out", int8_linear_matmul_out, "CPU", "native")
+register("int8_mm_dequant", int8_mm_dequant, "CPU", "native")
+register("int8_scaled_mm", int8_scaled_mm, "CPU", "native")
+register("int8_mixed_scaled_mm", int8_mixed_scaled_mm, "CPU", "native")
