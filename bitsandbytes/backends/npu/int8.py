@@ -5,7 +5,7 @@ import torch
 from ._tiers import Implementation, Support, implementations
 from ...formats import rows_of
 
-# With an int32 result npu_quant_matmul adds in int32. Whether it applies the scale of 1 that it insists on in fp32 is not
+# With an int32 result npu_quant_matmul adds in int32. Whether it applies the scale of 1, which it wants, in fp32 is not
 # documented. Sums of this many products are at most 2**24, so they are exact either way.
 _EXACT_COLUMNS = 1024
 
