@@ -10,6 +10,7 @@ import bitsandbytes as bnb
 import bitsandbytes.functional as F
 from tests.cases.modes import Recorder
 from tests.helpers import FLOATS, QUANT_TYPES, randn, reference_on_the_cpu
+from tests.simulator.helpers import counted, only_simulated
 
 
 def round_trip_4bit(x, quant_type, nested=False, storage=torch.uint8):
@@ -67,6 +68,19 @@ def test_no_float64_and_no_host_synchronisation(dtype, quant_type, call, device)
     assert len(recorder.names) > 20
     assert not recorder.faults
     assert result.device.type == torch.device(device).type
+
+
+@only_simulated
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_only_maps_of_new_states_come_from_the_host(dtype, quant_type, call, device):
+    x = randn(6, 64, dtype=dtype, device=device)
+    with counted() as counts:
+        CALLS[call](x, quant_type)
+    assert counts.launches > 5
+    assert counts.waits == counts.copies_to_device <= 3, counts
+    assert counts.stream_reads == 0, counts
 
 
 @pytest.mark.parametrize(

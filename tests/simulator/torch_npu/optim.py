@@ -27,7 +27,7 @@ class NpuFusedAdamW(torch.optim.Optimizer):
         if not state:
             names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if amsgrad else ("exp_avg", "exp_avg_sq")
             state.update(step=0, **{name: torch.zeros_like(parameter) for name in names})
-        powers = (beta ** state["step"] for beta in betas)
+        powers = [beta ** state["step"] for beta in betas]  # of the step before
         state["step"] += 1
         npu_apply_adam_w(
             *powers,

@@ -113,6 +113,8 @@ class Call {
     if (kTakesHostIndices.count(name_)) {
       TORCH_CHECK(arguments_[0].toTensor().is_privateuseone(),
                   "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
+    }
+    if (writes_at_indices()) {
       for_each_tensor(arguments_[1], [](const Tensor& index) {
         if (index.is_cpu()) counters().copies_to_device++;
       });
@@ -134,10 +136,14 @@ class Call {
     }
   }
 
-  // Where elements are read, PyTorch has turned a mask into indices before, by a `nonzero` of its own.
+  // Where elements are read, PyTorch has copied indices from the host and turned a mask into indices before.
+  bool writes_at_indices() const {
+    return kTakesHostIndices.count(name_) && name_ != "aten::index" && name_ != "aten::_unsafe_index";
+  }
+
   bool is_masked_write() const {
     bool masked = false;
-    if (kTakesHostIndices.count(name_) && name_ != "aten::index" && name_ != "aten::_unsafe_index") {
+    if (writes_at_indices()) {
       for_each_tensor(arguments_[1], [&](const Tensor& index) {
         masked |= index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
       });
