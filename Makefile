@@ -2,6 +2,7 @@
 # make test              set-up with the native library, lint, and every test that is not marked slow
 # make test-slow         the tests marked slow
 # make test-all          lint and every Python test
+# make test-npu          the tests that are not slow, on a simulated Ascend NPU (tests/simulator)
 # make test-cpp          the tests in C++, on every instruction set that this machine runs
 # make test-cpp-sanitized, make test-cpp-aarch64
 #                        the same with sanitizers, and for 64-bit Arm under QEMU
@@ -25,13 +26,17 @@ JOBS := $(shell nproc)
 COMMA := ,
 
 NATIVE := CMakeLists.txt $(shell find cmake csrc -type f)
-CPP := $(filter %.h %.cpp,$(NATIVE))
+CPP := $(filter %.h %.cpp,$(NATIVE)) $(wildcard tests/simulator/torch_npu/csrc/*)
 SETUP := pyproject.toml setup.py requirements/constraints.txt $(NATIVE)
 
 # Only the set-up may use the network.
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
-.PHONY: demo test test-slow test-all test-cpp test-cpp-sanitized test-cpp-aarch64 benchmark-smoke lint clean
+# A torch_npu for machines without a card: the prefix of a command that runs on it.
+SIMULATED := PYTHONPATH=tests/simulator BNB_TEST_DEVICE=npu:0
+NPU_TESTS := $(addprefix tests/,autograd backends functional golden nn ops optim simulator)
+
+.PHONY: demo test test-slow test-all test-npu test-cpp test-cpp-sanitized test-cpp-aarch64 benchmark-smoke lint clean
 
 demo: $(VENV)/.demo
 	$(OFFLINE) $(BIN)/python -m bitsandbytes demo $(DEMO_ARGS)
@@ -44,6 +49,9 @@ test-slow: $(VENV)/.dev
 
 test-all: lint
 	$(OFFLINE) $(PYTEST) -m "not npu_device"
+
+test-npu: $(VENV)/.dev
+	$(SIMULATED) $(OFFLINE) $(PYTEST) -m "not slow and not npu_device" $(NPU_TESTS)
 
 # $(call ctest,<folder>,<options of the configuration>)
 define ctest

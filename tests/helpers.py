@@ -50,6 +50,11 @@ EPILOGUE_STEPS = 4  # single fp32 operations of an int8 epilogue
 LOGITS_RTOL = 1e-4  # logits of a checkpoint, relative to the largest
 
 
+def double(values: torch.Tensor) -> torch.Tensor:
+    """In float64, on the CPU: an NPU has none."""
+    return values.detach().cpu().double()
+
+
 def one_rounding(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Half a unit in the last place of `values` after a cast to `dtype`."""
     info = torch.finfo(dtype)

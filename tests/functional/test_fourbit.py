@@ -17,6 +17,7 @@ from tests.helpers import (
     STORAGES,
     Unchanged,
     assert_same,
+    double,
     dynamic_map,
     oracle_dequantize_4bit,
     oracle_dequantize_blockwise,
@@ -237,13 +238,14 @@ class TestGemv:
         w = randn(8, 96, dtype=dtype, device=device)
         packed, state = F.quantize_4bit(w, quant_type=quant_type, compress_statistics=nested, quant_storage=storage)
         x = randn(2, 1, 96, dtype=dtype, device=device, seed=1)
-        expected = torch.nn.functional.linear(x.double(), F.dequantize_4bit(packed, state).double())
-        scale = torch.nn.functional.linear(x.double().abs(), F.dequantize_4bit(packed, state).double().abs())
+        decoded = double(F.dequantize_4bit(packed, state))
+        expected = torch.nn.functional.linear(double(x), decoded)
+        scale = torch.nn.functional.linear(double(x).abs(), decoded.abs())
         for weight in (packed, packed.t()):
             result = F.gemv_4bit(x, weight, state=state)
             assert result.dtype == dtype
             assert result.shape == (2, 1, 8)
-            assert ((result.double() - expected).abs() <= 2 * torch.finfo(dtype).eps * scale).all()
+            assert ((double(result) - expected).abs() <= 2 * torch.finfo(dtype).eps * scale).all()
 
     def test_out(self, device):
         packed, state = F.quantize_4bit(randn(8, 64, device=device), quant_type="nf4")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bitsandbytes.functional as F
-from tests.helpers import FLOATS, assert_all_same, assert_same, oracle_int8_rows, randint, randn, relaid
+from tests.helpers import FLOATS, assert_all_same, assert_same, double, oracle_int8_rows, randint, randn, relaid
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
@@ -55,6 +55,6 @@ def test_a_quantised_matmul_is_close_to_the_floating_one(dtype, device):
     x, w = randn(16, 256, dtype=dtype, device=device), randn(8, 256, dtype=dtype, device=device, seed=1)
     CA, SCA, _ = F.int8_vectorwise_quant(x)
     CB, SCB, _ = F.int8_vectorwise_quant(w)
-    result = F.int8_mm_dequant(F.int8_linear_matmul(CA, CB), SCA, SCB).double()
-    exact = x.double() @ w.double().t()
-    assert (result - exact).norm() < 0.02 * exact.norm()
+    result = F.int8_mm_dequant(F.int8_linear_matmul(CA, CB), SCA, SCB)
+    exact = double(x) @ double(w).t()
+    assert (double(result) - exact).norm() < 0.02 * exact.norm()

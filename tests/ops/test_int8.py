@@ -10,6 +10,7 @@ from tests.helpers import (
     FLOATS,
     GEMM_STEPS,
     assert_same,
+    double,
     matmul_precision,
     one_rounding,
     oracle_int8_rows,
@@ -261,9 +262,9 @@ def test_a_long_fp16_row_stays_finite(threshold, target):
     CB, SCB, _ = target.op("int8_vectorwise_quant")(w, 0.0)
     CA, SCA, outliers = target.op("int8_vectorwise_quant")(x, threshold)
     result, _ = target.op("int8_mixed_scaled_mm")(x, CA, CB, SCA, SCB, outliers, None)
-    exact = x.double() @ (CB.double() * SCB.double().unsqueeze(1) / 127).t()
+    exact = double(x) @ (double(CB) * double(SCB).unsqueeze(1) / 127).t()
     assert result.isfinite().all()
-    assert ((result.double() - exact).abs() <= 1e-3 * exact.abs().max()).all()
+    assert ((double(result) - exact).abs() <= 1e-3 * exact.abs().max()).all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

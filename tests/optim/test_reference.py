@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bitsandbytes import optim
-from tests.helpers import randn
+from tests.helpers import double, randn
 
 SHAPE = (70, 90)  # 6300 elements: 24 blocks and a short one
 
@@ -22,7 +22,7 @@ class Formula(torch.optim.Optimizer):
         self.count += 1
         for group in self.param_groups:
             for p in group["params"]:
-                p.copy_(self.update(group, p.double(), p.grad.double(), self.state[p], self.count))
+                p.copy_(self.update(group, double(p), double(p.grad), self.state[p], self.count))
 
 
 def lamb(h, p, g, state, step):
