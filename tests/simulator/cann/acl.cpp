@@ -1,0 +1,204 @@
+// The part of AscendCL that libtorch_npu needs to start, to allocate and to copy, on a machine without CANN: device
+// memory is host memory, streams and events are numbers, and what is put on a stream runs at once.
+//
+// build.py adds a function that returns success for every other symbol that the wheel leaves undefined. All of them are
+// counted, and tests read the counts.
+//
+//   BNB_STUB_SOC      chip name, Ascend910B3 by default
+//   BNB_STUB_DEVICES  number of devices, 2 by default
+#include <acl/acl.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define COUNT() stub_record(__func__)
+
+namespace {
+
+std::mutex mutex;
+std::map<std::string, int> calls;
+std::condition_variable released;
+int hold_ms = 0;
+
+thread_local int32_t current_device = 0;
+
+// Streams, events and contexts are opaque; libtorch_npu only compares them with null and with each other.
+void* new_handle() {
+  static std::atomic<uintptr_t> last{0x1000};
+  return reinterpret_cast<void*>(last += 0x40);
+}
+
+const char* setting(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+
+aclError allocate(void** pointer, size_t size) {
+  // libtorch_npu counts on 512-byte blocks and may read 32 bytes past the end.
+  return posix_memalign(pointer, 512, size + 64) ? ACL_ERROR_BAD_ALLOC : ACL_SUCCESS;
+}
+
+}  // namespace
+
+// --- For the tests ---
+
+EXPORT void stub_record(const char* name) {
+  std::lock_guard<std::mutex> lock(mutex);
+  ++calls[name];
+}
+
+EXPORT int stub_calls(const char* name) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = calls.find(name);
+  return found == calls.end() ? 0 : found->second;
+}
+
+// Until stub_release(), every asynchronous copy waits for up to `ms` milliseconds before it starts.
+EXPORT void stub_hold_copies(int ms) {
+  std::lock_guard<std::mutex> lock(mutex);
+  hold_ms = ms;
+}
+
+EXPORT void stub_release() {
+  std::lock_guard<std::mutex> lock(mutex);
+  hold_ms = 0;
+  released.notify_all();
+}
+
+// --- Devices ---
+
+EXPORT const char* aclrtGetSocName() {
+  COUNT();
+  return setting("BNB_STUB_SOC", "Ascend910B3");
+}
+
+EXPORT aclError aclrtGetDeviceCount(uint32_t* count) {
+  COUNT();
+  *count = std::atoi(setting("BNB_STUB_DEVICES", "2"));
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtSetDevice(int32_t device) {
+  COUNT();
+  current_device = device;
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtGetDevice(int32_t* device) {
+  COUNT();
+  *device = current_device;
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtGetCurrentContext(aclrtContext* context) {
+  COUNT();
+  *context = reinterpret_cast<void*>(0x77);
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtGetSysParamOpt(aclSysParamOpt, int64_t* value) {
+  COUNT();
+  *value = 0;
+  return ACL_SUCCESS;
+}
+
+EXPORT const char* aclGetRecentErrMsg() {
+  COUNT();
+  return "";
+}
+
+// --- Memory ---
+
+EXPORT aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
+  COUNT();
+  *free = *total = size_t{64} << 30;
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtMalloc(void** pointer, size_t size, aclrtMemMallocPolicy) {
+  COUNT();
+  return allocate(pointer, size);
+}
+
+EXPORT aclError aclrtMallocAlign32(void** pointer, size_t size, aclrtMemMallocPolicy) {
+  COUNT();
+  return allocate(pointer, size);
+}
+
+EXPORT aclError aclrtMallocHost(void** pointer, size_t size) {
+  COUNT();
+  return allocate(pointer, size);
+}
+
+EXPORT aclError aclrtFree(void* pointer) {
+  COUNT();
+  std::free(pointer);
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtFreeHost(void* pointer) {
+  COUNT();
+  std::free(pointer);
+  return ACL_SUCCESS;
+}
+
+// No virtual memory: libtorch_npu's expandable segments turn themselves off.
+EXPORT aclError aclrtReserveMemAddress(void**, size_t, size_t, void*, uint64_t) {
+  COUNT();
+  return ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
+}
+
+EXPORT aclError aclrtMemcpy(void* to, size_t, const void* from, size_t size, aclrtMemcpyKind) {
+  COUNT();
+  std::memcpy(to, from, size);
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtMemcpyAsync(void* to, size_t, const void* from, size_t size, aclrtMemcpyKind, aclrtStream) {
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    released.wait_for(lock, std::chrono::milliseconds(hold_ms), [] { return hold_ms == 0; });
+  }
+  std::memcpy(to, from, size);
+  COUNT();  // once it is done
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtMemset(void* pointer, size_t, int32_t value, size_t size) {
+  COUNT();
+  std::memset(pointer, value, size);
+  return ACL_SUCCESS;
+}
+
+// --- Streams and events ---
+
+EXPORT aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
+  COUNT();
+  *stream = new_handle();
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtCreateStream(aclrtStream* stream) {
+  COUNT();
+  *stream = new_handle();
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) {
+  COUNT();
+  *event = new_handle();
+  return ACL_SUCCESS;
+}
+
+EXPORT aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) {
+  COUNT();
+  *ms = 0.01f;
+  return ACL_SUCCESS;
+}
