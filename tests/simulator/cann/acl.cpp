@@ -1,12 +1,14 @@
-// The part of AscendCL that libtorch_npu needs to start, to allocate and to copy, on a machine without CANN: device
-// memory is host memory, streams and events are numbers, and what is put on a stream runs at once.
+// The part of AscendCL that torch_npu needs to start, to allocate, to copy and to call operators, on a machine without
+// CANN: device memory is host memory, streams and events are numbers, and what is put on a stream runs at once.
+// Operators compute nothing: their outputs keep what the memory held, which is zero where it is new.
 //
-// build.py adds a function that returns success for every other symbol that the wheel leaves undefined. All of them are
-// counted, and tests read the counts.
+// build.py adds a function that returns success for every other symbol that the wheel needs. All of them are counted,
+// operators with the types of their tensors, and tests read the counts.
 //
 //   BNB_STUB_SOC      chip name, Ascend910B3 by default
 //   BNB_STUB_DEVICES  number of devices, 2 by default
 #include <acl/acl.h>
+#include <acl/acl_op_compiler.h>
 
 #include <atomic>
 #include <chrono>
@@ -28,6 +30,7 @@ std::condition_variable released;
 int hold_ms = 0;
 
 thread_local int32_t current_device = 0;
+thread_local std::string tensor_types;  // of the tensors made for the next operator
 
 // Streams, events and contexts are opaque; libtorch_npu only compares them with null and with each other.
 void* new_handle() {
@@ -41,8 +44,9 @@ const char* setting(const char* name, const char* otherwise) {
 }
 
 aclError allocate(void** pointer, size_t size) {
-  // libtorch_npu counts on 512-byte blocks and may read 32 bytes past the end.
-  return posix_memalign(pointer, 512, size + 64) ? ACL_ERROR_BAD_ALLOC : ACL_SUCCESS;
+  if (posix_memalign(pointer, 512, size)) return ACL_ERROR_BAD_ALLOC;
+  std::memset(*pointer, 0, size);
+  return ACL_SUCCESS;
 }
 
 }  // namespace
@@ -54,10 +58,26 @@ EXPORT void stub_record(const char* name) {
   ++calls[name];
 }
 
+// An operator is called in two steps, of which this is the first.
+EXPORT void stub_record_operator(const char* name) {
+  stub_record((name + tensor_types).c_str());
+  tensor_types.clear();
+}
+
 EXPORT int stub_calls(const char* name) {
   std::lock_guard<std::mutex> lock(mutex);
   auto found = calls.find(name);
   return found == calls.end() ? 0 : found->second;
+}
+
+// All names counted so far, one a line; an operator is "aclnnAdd 0 0 0", with the aclDataType of each of its tensors. The
+// result lives until the next call.
+EXPORT const char* stub_log() {
+  static std::string log;
+  std::lock_guard<std::mutex> lock(mutex);
+  log.clear();
+  for (const auto& [name, count] : calls) log += name + "\n";
+  return log.c_str();
 }
 
 // Until stub_release(), every asynchronous copy waits for up to `ms` milliseconds before it starts.
@@ -201,4 +221,30 @@ EXPORT aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) {
   COUNT();
   *ms = 0.01f;
   return ACL_SUCCESS;
+}
+
+// --- Operators ---
+
+EXPORT void* aclCreateTensor(const int64_t*, uint64_t, aclDataType type, const int64_t*, int64_t, aclFormat,
+                             const int64_t*, uint64_t, void*) {
+  tensor_types += " " + std::to_string(type);
+  return new_handle();
+}
+
+// The shape of a result that depends on the data, such as the positions that aclnnNonzero finds: none, of one dimension.
+// The caller frees it.
+EXPORT int aclGetViewShape(const void*, int64_t** sizes, uint64_t* dimensions) {
+  COUNT();
+  *dimensions = 2;
+  *sizes = new int64_t[2]{0, 1};
+  return ACL_SUCCESS;
+}
+
+// The way of older versions of CANN, which torch_npu takes where an aclnn operator is missing.
+EXPORT aclError aclopCompileAndExecute(const char* operator_type, int, const aclTensorDesc* const*,
+                                       const aclDataBuffer* const*, int, const aclTensorDesc* const*,
+                                       aclDataBuffer* const*, const aclopAttr*, aclopEngineType, aclopCompileType,
+                                       const char*, aclrtStream) {
+  stub_record((std::string("aclop ") + operator_type).c_str());
+  return ACL_ERROR_OP_NOT_FOUND;
 }

@@ -1,8 +1,8 @@
-"""Build stub ACL libraries under which an installed torch_npu wheel imports without CANN.
+"""Build stub CANN libraries under which a torch_npu wheel imports, and its kernels run without computing anything.
 
     python tests/simulator/cann/build.py <folder that holds torch_npu> <output folder>
 
-libascendcl.so has everything: acl.cpp, and for each other C function that the wheel needs one that counts its call and
+libascendcl.so has everything: acl.cpp, and for each other C function that the wheel needs one that counts its calls and
 returns success. The remaining libraries hold nothing of their own: they lead to it.
 """
 
@@ -12,22 +12,37 @@ import subprocess
 import sys
 
 HERE = Path(__file__).parent
-FORWARDING = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
-# Functions that the wheel looks up while it runs, and fails without.
-LOOKED_UP = ("aclSetCompileopt", "aclrtCtxSetSysParamOpt", "aclrtSetDeviceSatMode", "aclrtSetOpExecuteTimeOut")
-C_FUNCTION = re.compile(r" U ((?:acl|rt[A-Z]|Msprof)\w+)$", re.MULTILINE)
+FORWARDING = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel", "libopapi")
+UNDEFINED = re.compile(r" U ((?:acl|rt[A-Z]|Msprof)\w+)$", re.MULTILINE)
+# Operators (aclnnAdd, aclnnAddGetWorkspaceSize) and their arguments are looked up by name while the wheel runs.
+NAMED = re.compile(rb"\0(aclnn[A-Z]\w+|acl(?:Create|Destroy)(?:Tensor|Scalar|BoolArray|IntArray|FloatArray)\w*)(?=\0)")
+# So are these, without which it fails or warns.
+LOOKED_UP = (
+    "aclSetCompileopt",
+    "aclrtCtxSetSysParamOpt",
+    "aclrtDestroyStreamForce",
+    "aclrtSetDeviceSatMode",
+    "aclrtSetOpExecuteTimeOut",
+    "aclrtSynchronizeDeviceWithTimeout",
+    "aclrtSynchronizeStreamWithTimeout",
+)
 
 
 def needed_symbols(package: Path) -> list[str]:
-    """The functions of CANN that the libraries loaded by `import torch_npu` leave undefined."""
-    libraries = [package / "lib/libtorch_npu.so", package / "lib/libtensorpipe.so", *package.glob("_C.*.so")]
+    """The C functions of CANN that `import torch_npu` and the operators need."""
+    main = package / "lib/libtorch_npu.so"
+    libraries = [main, package / "lib/libtensorpipe.so", *package.glob("_C.*.so")]
     listing = subprocess.run(["nm", "-D", "--undefined-only", *libraries], check=True, capture_output=True, text=True)
-    return sorted({*C_FUNCTION.findall(listing.stdout), *LOOKED_UP})
+    named = {name.decode() for name in NAMED.findall(main.read_bytes())}
+    return sorted({*UNDEFINED.findall(listing.stdout), *named, *LOOKED_UP})
 
 
 def stub(name: str) -> str:
-    """Weak, so that a definition in acl.cpp wins. The callers' arguments are left alone, as C allows."""
-    return f'__attribute__((weak)) int {name}() {{ stub_record("{name}"); return 0; }}\n'
+    """Weak, so that a definition in acl.cpp wins. Its parameters need no names: C callers clean up after themselves."""
+    record = f'stub_record("{name}")'
+    if name.startswith("aclnn") and name.endswith("GetWorkspaceSize"):
+        record = f'stub_record_operator("{name.removesuffix("GetWorkspaceSize")}")'
+    return f"__attribute__((weak)) long {name}() {{ {record}; return 0; }}\n"
 
 
 def compile_library(name: str, out: Path, *arguments: str | Path) -> None:
@@ -40,7 +55,9 @@ def build(site: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     rest = out / "rest.cpp"
     functions = "".join(map(stub, needed_symbols(package)))
-    rest.write_text(f'extern "C" {{\nvoid stub_record(const char*);\n{functions}}}\n')
+    rest.write_text(
+        f'extern "C" {{\nvoid stub_record(const char*);\nvoid stub_record_operator(const char*);\n{functions}}}\n'
+    )
     # The vendor's headers, which are in the wheel, hold the definitions to the real signatures.
     compile_library("libascendcl", out, HERE / "acl.cpp", rest, f"-I{package / 'include/third_party/acl/inc'}")
     for name in FORWARDING:
