@@ -23,6 +23,7 @@ LOOKED_UP = (
     "aclrtDestroyStreamForce",
     "aclrtSetDeviceSatMode",
     "aclrtSetOpExecuteTimeOut",
+    "aclrtSetStreamOverflowSwitch",
     "aclrtSynchronizeDeviceWithTimeout",
     "aclrtSynchronizeStreamWithTimeout",
 )

@@ -1,0 +1,35 @@
+"""The real torch_npu on stub CANN, for the tests of this folder. Importing this elsewhere skips the importing test."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+if os.environ.get("BNB_TEST_TORCH_NPU") != "1":
+    pytest.skip("needs the environment of `make test-torch-npu`", allow_module_level=True)
+
+import torch_npu  # noqa: F401  registers the device
+
+_stub = ctypes.CDLL("libascendcl.so")
+_stub.stub_log.restype = ctypes.c_char_p
+
+hold_copies = _stub.stub_hold_copies
+release_copies = _stub.stub_release
+
+
+def calls(name: str) -> int:
+    """How often a function of CANN was called in this process."""
+    return _stub.stub_calls(name.encode())
+
+
+def log() -> set[str]:
+    """Everything called in this process; operators as in "aclnnAdd 0 0 0", with the aclDataType of each tensor."""
+    return set(_stub.stub_log().decode().splitlines())
+
+
+def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """`code` in a process of its own, without torch_npu unless it imports it."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
