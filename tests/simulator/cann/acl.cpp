@@ -70,14 +70,19 @@ EXPORT int stub_calls(const char* name) {
   return found == calls.end() ? 0 : found->second;
 }
 
-// All names counted so far, one a line; an operator is "aclnnAdd 0 0 0", with the aclDataType of each of its tensors. The
-// result lives until the next call.
+// All names counted so far, one a line; an operator is "aclnnAdd 0 0 0", with the aclDataType of each of its tensors.
+// The result lives until the next call.
 EXPORT const char* stub_log() {
   static std::string log;
   std::lock_guard<std::mutex> lock(mutex);
   log.clear();
   for (const auto& [name, count] : calls) log += name + "\n";
   return log.c_str();
+}
+
+EXPORT void stub_clear() {
+  std::lock_guard<std::mutex> lock(mutex);
+  calls.clear();
 }
 
 // Until stub_release(), every asynchronous copy waits for up to `ms` milliseconds before it starts.
@@ -243,8 +248,25 @@ EXPORT void* aclCreateTensor(const int64_t*, uint64_t, aclDataType type, const i
   return new_handle();
 }
 
-// The shape of a result that depends on the data, such as the positions that aclnnNonzero finds: none, of one dimension.
-// The caller frees it.
+static void record_matmul(const char* name, int cube_math_type) {
+  tensor_types += ", precision " + std::to_string(cube_math_type);
+  stub_record_operator(name);
+}
+
+// Matrix products say how exactly they want to be computed: "aclnnMm 0 0 0, precision 0" is in full fp32.
+EXPORT int aclnnMmGetWorkspaceSize(const void*, const void*, void*, int8_t cube_math_type) {
+  record_matmul("aclnnMm", cube_math_type);
+  return ACL_SUCCESS;
+}
+
+EXPORT int aclnnInplaceAddmmGetWorkspaceSize(const void*, const void*, const void*, const void*, const void*,
+                                             int8_t cube_math_type) {
+  record_matmul("aclnnInplaceAddmm", cube_math_type);
+  return ACL_SUCCESS;
+}
+
+// The shape of a result that depends on the data, such as the positions that aclnnNonzero finds: none, in one
+// dimension. The caller frees it.
 EXPORT int aclGetViewShape(const void*, int64_t** sizes, uint64_t* dimensions) {
   COUNT();
   *dimensions = 2;
@@ -252,11 +274,11 @@ EXPORT int aclGetViewShape(const void*, int64_t** sizes, uint64_t* dimensions) {
   return ACL_SUCCESS;
 }
 
-// The way of older versions of CANN, which torch_npu takes where an aclnn operator is missing.
+// The way of older versions of CANN, which torch_npu still takes for some operators: "aclop Identity".
 EXPORT aclError aclopCompileAndExecute(const char* operator_type, int, const aclTensorDesc* const*,
                                        const aclDataBuffer* const*, int, const aclTensorDesc* const*,
                                        aclDataBuffer* const*, const aclopAttr*, aclopEngineType, aclopCompileType,
                                        const char*, aclrtStream) {
   stub_record((std::string("aclop ") + operator_type).c_str());
-  return ACL_ERROR_OP_NOT_FOUND;
+  return ACL_SUCCESS;
 }

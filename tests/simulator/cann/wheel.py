@@ -1,11 +1,13 @@
 """The real torch_npu on stub CANN, for the tests of this folder. Importing this elsewhere skips the importing test."""
 
+from collections.abc import Callable
 import ctypes
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 if os.environ.get("BNB_TEST_TORCH_NPU") != "1":
     pytest.skip("needs the environment of `make test-torch-npu`", allow_module_level=True)
@@ -29,7 +31,15 @@ def log() -> set[str]:
     return set(_stub.stub_log().decode().splitlines())
 
 
-def fresh(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """`code` in a process of its own, without torch_npu unless it imports it."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+def operators_of(function: Callable[[], object]) -> set[str]:
+    """The operators of CANN that a call of `function` runs, as in `log()`."""
+    torch.npu.synchronize()
+    _stub.stub_clear()
+    function()
+    torch.npu.synchronize()
+    return {line for line in log() if line.startswith("aclnn") and " " in line}
+
+
+def fresh(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """A Python process of its own, which has torch_npu only if it imports it."""
+    return subprocess.run([sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True)
