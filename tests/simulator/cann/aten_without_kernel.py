@@ -49,8 +49,8 @@ def without_kernel() -> list[str]:
 def content() -> str:
     return (
         f"# ATen operators for which torch_npu {version('torch-npu')} has no kernel: it runs them on the host.\n"
-        "# Made by tests/simulator/cann/aten_without_kernel.py, which says what counts.\n" +
-        "".join(f"{name}\n" for name in without_kernel())
+        "# Made by tests/simulator/cann/aten_without_kernel.py, which says what counts.\n"
+        + "".join(f"{name}\n" for name in without_kernel())
     )
 
 

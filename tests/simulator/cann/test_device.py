@@ -41,12 +41,12 @@ import torch, torch_npu
 torch.npu.init()
 print(torch.npu.get_device_name(0), torch_npu.npu.utils.get_soc_version(), torch.npu.is_bf16_supported())
 """
-    run = fresh(code, BNB_STUB_SOC=name)
+    run = fresh("-c", code, BNB_STUB_SOC=name)
     assert run.stdout.splitlines()[-1:] == [f"{name} {number} {bf16}"], run.stderr
 
 
 def test_an_unknown_chip_is_refused():
-    run = fresh("import torch, torch_npu; torch.npu.init()", BNB_STUB_SOC="Ascend1")
+    run = fresh("-c", "import torch, torch_npu; torch.npu.init()", BNB_STUB_SOC="Ascend1")
     assert run.returncode == 1
     assert "Unsupported soc version: Ascend1" in run.stderr
 
@@ -68,7 +68,7 @@ def test_float64_can_be_moved_but_a_cast_to_it_gives_float32():
 
 @contextmanager
 def queued_copy(hold_ms: int):
-    """A copy to the device that is queued, but launched in `hold_ms` only; gives the number of copies launched since."""
+    """A copy to the device that is queued, but held for `hold_ms`; gives the number of copies finished since."""
     host, target = torch.ones(4).pin_memory(), torch.zeros(4, device="npu:0")
     torch.npu.synchronize()
     before = calls("aclrtMemcpyAsync")
@@ -84,17 +84,17 @@ def queued_copy(hold_ms: int):
 
 
 def test_a_pointer_does_not_wait_for_the_queue():
-    with queued_copy(hold_ms=60_000) as launched:
+    with queued_copy(hold_ms=60_000) as finished:
         assert torch.zeros(4, device="npu:0").data_ptr()
         assert torch.npu.current_stream(0).stream_id is not None
-        assert launched() == 0
+        assert finished() == 0
 
 
-def test_reading_the_stream_waits_until_what_is_queued_was_launched():
+def test_reading_the_stream_waits_for_what_is_queued():
     """So it is the last thing to ask for before a launch of our own, and not to be asked for twice."""
-    with queued_copy(hold_ms=200) as launched:
+    with queued_copy(hold_ms=200) as finished:
         assert torch.npu.current_stream(0).npu_stream
-        assert launched() == 1
+        assert finished() == 1
 
 
 def test_every_device_and_every_stream_context_has_a_stream_of_its_own():
@@ -122,5 +122,5 @@ else:
 with torch.npu.device(1):
     assert torch.npu.current_stream(1).npu_stream
 """
-    run = fresh(code)
+    run = fresh("-c", code)
     assert run.returncode == 0, run.stderr
