@@ -134,7 +134,7 @@ def look_up(
 @contextmanager
 def _exact_npu_matmul() -> Iterator[None]:
     """The same for the modes of torch_npu, of which `cube_math_type` wins over `allow_hf32` once it was set."""
-    modes = getattr(torch.npu, "matmul", None)  # type: ignore[attr-defined]
+    modes = getattr(getattr(torch, "npu", None), "matmul", None)
     math_type = getattr(modes, "cube_math_type", None)
     name, exact = ("allow_hf32", False) if math_type is None else ("cube_math_type", type(math_type)(0))
     saved = getattr(modes, name, exact)

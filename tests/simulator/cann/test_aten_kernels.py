@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.simulator.cann import aten_without_kernel
-from tests.simulator.cann.wheel import fresh, operators_of
+from tests.simulator.cann.wheel import DOUBLE, FELL_BACK, fresh, operators_of
 
 # Every call of the reference on the device, in a process of its own: torch_npu warns of the host once per operator.
 RUN_REFERENCE = """
@@ -19,8 +19,6 @@ for label, function, args in reference_calls("npu:0"):
         print("failed:", label, error)
 print(*log(), sep="\\n")
 """
-FELL_BACK = "CAUTION: The operator"
-DOUBLE = "11"
 EXACT = "precision 0"
 
 

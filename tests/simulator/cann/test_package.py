@@ -8,7 +8,7 @@ from bitsandbytes import _ops
 from bitsandbytes.backends.default.optim import RULES
 from tests.cases.samples import FIRST
 from tests.optim.test_ops import inputs8, inputs32
-from tests.simulator.cann.wheel import fresh
+from tests.simulator.cann.wheel import DOUBLE, FELL_BACK, fresh
 
 STARTS_A_DEVICE = ("aclInit", "aclrtSetDevice", "aclrtCreateStreamWithConfig", "aclrtMallocAlign32")
 
@@ -94,6 +94,15 @@ def test_a_layer_is_quantised_where_it_is_moved(expect_kernel):
         bitsandbytes.nn.Linear4bit(64, 32).to("npu")
     with expect_kernel("int8_vectorwise_quant"):
         bitsandbytes.nn.Linear8bitLt(64, 32, has_fp16_weights=False).to("npu")
+
+
+def test_nothing_of_the_package_runs_on_the_host_or_in_float64():
+    run = fresh("-m", "tests.simulator.cann.session")
+    assert run.returncode == 0, run.stderr
+    assert FELL_BACK not in run.stderr
+    operators = [line.split(",")[0].split() for line in run.stdout.splitlines() if line.startswith("aclnn")]
+    assert ["aclnnMm", "0", "0", "0"] in operators
+    assert not [operator for operator in operators if DOUBLE in operator]
 
 
 @pytest.mark.parametrize("autoload", [False, True])

@@ -14,6 +14,9 @@ if os.environ.get("BNB_TEST_TORCH_NPU") != "1":
 
 import torch_npu  # noqa: F401  registers the device
 
+FELL_BACK = "CAUTION: The operator"  # torch_npu's warning, once for each operator that it runs on the host
+DOUBLE = "11"  # as an aclDataType
+
 _stub = ctypes.CDLL("libascendcl.so")
 _stub.stub_log.restype = ctypes.c_char_p
 
