@@ -127,7 +127,10 @@ def reference_on_the_cpu():
 
 @dataclass(frozen=True)
 class Target:
-    """One implementation on one device; `native` on the CPU once for every instruction set this machine runs."""
+    """One implementation on one device.
+
+    `native` is on the CPU once for every instruction set that this machine runs; on an NPU a tier is an implementation.
+    """
 
     device: str
     implementation: str
@@ -139,11 +142,26 @@ class Target:
     def op(self, name: str) -> Callable:
         """The operator, run by this implementation; skips the test where it has none."""
         registered = implementations[name][dispatch_key(self.device)]
+        if registered == "npu":
+            return self._forced(name)
         if registered == self.implementation:
             return self._witnessed(overload(name)) if self.instructions else overload(name)
         if self.implementation == "default":
             return reference(name)
         pytest.skip(f"{name} on {self.device} has no implementation '{self.implementation}', only '{registered}'")
+
+    def _forced(self, name: str) -> Callable:
+        """The operator on an NPU with this tier asked for by name, so that no other can run."""
+        npu = import_module("bitsandbytes.backends.npu")
+        tiers = [candidate.tier for candidate in npu.implementations[name]]
+        if self.implementation not in tiers:
+            pytest.skip(f"{name} on {self.device} has no tier '{self.implementation}', only {', '.join(tiers)}")
+
+        def run(*args, **kwargs):
+            with npu.forced(f"{name}={self.implementation}"):
+                return overload(name)(*args, **kwargs)
+
+        return run
 
     def _witnessed(self, op: Callable) -> Callable:
         """`op` on these instructions; asserts that they ran unless there was nothing to compute."""
@@ -166,6 +184,10 @@ def targets() -> list[Target]:
             if name == "native":
                 cpu = import_module("bitsandbytes.backends.cpu")
                 found += [Target(device, name, instructions) for instructions in cpu.targets()]
+            elif name == "npu":
+                npu = import_module("bitsandbytes.backends.npu")
+                tiers = {candidate.tier for op in QUANT_OPS for candidate in npu.implementations[op]}
+                found += [Target(device, tier) for tier in sorted(tiers - {"default"})]
             else:
                 found.append(Target(device, name))
     return found

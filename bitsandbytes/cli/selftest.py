@@ -20,7 +20,7 @@ def _expect(what: str, got: torch.Tensor | None, want: Sequence[float] | torch.T
     if got is None:
         raise CheckError(f"{what}: got None")
     have = got.detach().cpu().flatten().to(torch.float64)
-    wanted = torch.as_tensor(want, dtype=torch.float64).flatten()
+    wanted = torch.as_tensor(want).cpu().flatten().to(torch.float64)
     if have.shape != wanted.shape:
         raise CheckError(f"{what}: got {have.numel()} values, expected {wanted.numel()}")
     # Written so that a NaN counts as wrong.
