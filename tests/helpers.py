@@ -85,10 +85,10 @@ _FAMILY = {
 
 
 def devices() -> tuple[str, ...]:
-    """Device types to test: BNB_TEST_DEVICE alone, else the CPU and the accelerator, where one is present."""
+    """Devices to test: those of BNB_TEST_DEVICE (`npu:0,npu:1`), else the CPU and the accelerator, where present."""
     forced = os.environ.get("BNB_TEST_DEVICE")
     if forced:
-        return (forced,)
+        return tuple(forced.split(","))
     if torch.accelerator.is_available():
         return ("cpu", torch.accelerator.current_accelerator().type)
     return ("cpu",)
