@@ -1,4 +1,7 @@
-"""FSDP2 with two processes, on an accelerator with a device each: packed weights in a floating storage dtype shard, gather and train unchanged."""
+"""FSDP2 with two processes: packed weights in a floating storage dtype shard, gather and train unchanged.
+
+On an accelerator each process has a device of its own.
+"""
 
 import os
 from pathlib import Path
