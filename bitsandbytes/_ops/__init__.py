@@ -46,6 +46,22 @@ def define(schema: str, check: Callable[..., None], fake: Callable[..., Any]) ->
     torch.library.register_fake(f"{NAMESPACE}::{name}", checked_fake, lib=_library)
 
 
+def operators() -> tuple[str, ...]:
+    """The names of all operators, with ".out" where that is an overload."""
+    return tuple(_check_of)
+
+
+def schema(op: str) -> torch.FunctionSchema:
+    """The schema of an operator."""
+    name, _, overload = op.partition(".")
+    return getattr(getattr(getattr(torch.ops, NAMESPACE), name), overload or "default")._schema
+
+
+def registered(op: str, key: str) -> Callable[..., Any]:
+    """The kernel that runs operator `op` under a dispatch key, without the argument check in front of it."""
+    return _kernels[op, key]
+
+
 def register(op: str, kernel: Callable[..., Any], key: str, implementation: str) -> None:
     """Register a kernel of operator `op` under a dispatch key (such as "CPU"), behind the operator's argument check.
 

@@ -4,6 +4,7 @@ A backend is a package of this folder, or one that another distribution offers u
 `bitsandbytes.backends` (a function without arguments that registers its kernels with `bitsandbytes._ops.register`).
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 import warnings
@@ -12,9 +13,12 @@ from .. import _env
 from ..errors import BackendUnavailableError
 
 #: In the order of loading: a later one replaces the kernels of an earlier one.
-_BACKENDS = ("default", "cpu")
+_BACKENDS = ("default", "cpu", "npu")
 
 _status: dict[str, tuple[bool, str]] = {}
+
+#: Of backends that depend on what happens after the import: why they cannot be used now, or an empty string.
+_why_not: dict[str, Callable[[], str]] = {}
 
 
 def load() -> None:
@@ -28,13 +32,15 @@ def load() -> None:
     """
     for name in _BACKENDS:
         try:
-            import_module(f"{__name__}.{name}")
+            backend = import_module(f"{__name__}.{name}")
         except BackendUnavailableError as error:
             if name == "cpu" and _env.CPU_TARGET:
                 raise BackendUnavailableError(f"BNB_CPU_TARGET is '{_env.CPU_TARGET}', but {error}") from None
             _status[name] = (False, str(error))
         else:
             _status[name] = (True, "")
+            if hasattr(backend, "why_not"):
+                _why_not[name] = backend.why_not
     for entry in entry_points(group="bitsandbytes.backends"):
         try:
             entry.load()()
@@ -47,4 +53,5 @@ def load() -> None:
 
 def status() -> dict[str, tuple[bool, str]]:
     """Backend name -> (available, why not); the reason is empty where it is available."""
-    return dict(_status)
+    now = {name: why_not() for name, why_not in _why_not.items()}
+    return _status | {name: (not why, why) for name, why in now.items()}

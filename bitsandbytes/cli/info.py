@@ -45,9 +45,37 @@ def devices() -> list[torch.device]:
 def operators(device_type: str) -> dict[str, str]:
     """Operator -> the implementation that a tensor of `device_type` reaches."""
     key = {"cpu": "CPU", "npu": "PrivateUse1"}.get(device_type, device_type.upper())
-    return {
+    found = {
         op: by_key.get(key) or by_key.get("CompositeExplicitAutograd", "none")
         for op, by_key in sorted(implementations.items())
+    }
+    return {op: _tiers(op) if name == "npu" else name for op, name in found.items()}
+
+
+def _tiers(op: str) -> str:
+    """The tiers of an operator on the NPU, best first, and why others do not run on this chip."""
+    from bitsandbytes.backends import npu
+
+    tiers = npu.overview(op)
+    refused = [f"not {tier}: {why}" for tier, why in tiers.items() if why]
+    return "; ".join([", else ".join(tier for tier, why in tiers.items() if not why), *refused])
+
+
+def npu_chip() -> dict[str, Any] | None:
+    """The chip of this process and what it can do; None where the backend's status says why there is none."""
+    if not backends.status()["npu"][0]:
+        return None
+    import torch_npu
+
+    from bitsandbytes.backends import npu
+
+    chip = npu.chip()
+    return {
+        "name": chip.name,
+        "family": chip.family,
+        "dtypes": [str(dtype).removeprefix("torch.") for dtype in chip.dtypes],
+        "simulated": getattr(torch_npu, "is_simulated", False),
+        "tiers": _env.NPU_IMPL or "best first",
     }
 
 
@@ -77,6 +105,7 @@ def report() -> dict[str, Any]:
         "devices": [str(device) for device in present],
         "backends": {name: {"available": ok, "why_not": why} for name, (ok, why) in backends.status().items()},
         "native_cpu": native_cpu(),
+        "npu": npu_chip(),
         "operators": {kind: operators(kind) for kind in dict.fromkeys(device.type for device in present)},
         "self_test": {
             device: {name: {"passed": not why, "why_not": why} for name, why in checks.items()}
@@ -112,6 +141,14 @@ def _print_report(found: dict[str, Any]) -> None:
             "threads": f"at most {native['threads']} of {native['threading']}",
         }
         _print_section("Native CPU library", rows)
+    if chip := found["npu"]:
+        rows = {
+            "chip": f"{chip['name']}, simulated" if chip["simulated"] else chip["name"],
+            "family": chip["family"],
+            "dtypes": ", ".join(chip["dtypes"]),
+            "tiers": f"BNB_NPU_IMPL={chip['tiers']}" if _env.NPU_IMPL else chip["tiers"],
+        }
+        _print_section("Ascend NPU", rows)
     for kind, chosen in found["operators"].items():
         _print_section(f"Operators on {kind}", chosen)
     for device, checks in found["self_test"].items():
