@@ -13,7 +13,7 @@ import bitsandbytes.functional as F
 def test_paged_tensors_are_marked_and_ordinary_otherwise(dtype, device):
     tensor = F.get_paged(3, 4, dtype=dtype, device=torch.device(device))
     assert tensor.is_paged
-    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((3, 4), dtype, device)
+    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((3, 4), dtype, torch.device(device).type)
     F.prefetch_tensor(tensor)
     F.prefetch_tensor(tensor, to_cpu=True)
     F.fill(tensor, 7)

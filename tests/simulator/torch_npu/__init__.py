@@ -38,6 +38,9 @@ npu._after_registration()
 _dynamo.register_when_imported()
 _vendor.define()
 
+from . import optim  # noqa: E402, F401
+from ._vendor.optimizers import npu_apply_adam_w  # noqa: E402, F401
+
 
 def _autoload() -> None:
     """What PyTorch calls after the import; everything is done by then."""

@@ -1,10 +1,14 @@
-"""The operators of the namespace `npu`: what the vendor's library offers beyond PyTorch's operators."""
+"""The operators of the namespace `npu`: what the vendor's library offers beyond PyTorch's operators.
+
+Those that the Hugging Face packages or this package call. The schemas are the real ones; each operator holds its
+arguments against the documented rules and then computes in plain PyTorch.
+"""
 
 from collections.abc import Callable
 
 
 def define() -> None:
-    pass
+    from . import attention, formats, layers, optimizers, quantisation  # noqa: F401  each defines its operators
 
 
 def missing(name: str) -> Callable:
