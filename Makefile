@@ -6,6 +6,7 @@
 # make test-cpp          the tests in C++, on every instruction set that this machine runs
 # make test-cpp-sanitized, make test-cpp-aarch64
 #                        the same with sanitizers, and for 64-bit Arm under QEMU
+# make test-torch-npu    the real torch_npu, on stub libraries in place of CANN: devices, streams, the vendor's operators
 # make benchmark-smoke   every benchmark, too short for its figures to mean anything
 # make lint              ruff, mypy and clang-format
 # make clean             remove the environment and everything built
@@ -13,6 +14,8 @@
 # Needs python3 (3.10 or newer, with venv) and make; the tests need g++ and Highway's headers as well, on Debian and
 # Ubuntu: apt install g++ libhwy-dev, and for Arm g++-aarch64-linux-gnu qemu-user. PYTHON=python3.12 picks another
 # interpreter.
+#
+# make aten-without-kernel writes tests/simulator/aten_without_kernel.txt again, for another version of torch_npu.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,7 +29,7 @@ JOBS := $(shell nproc)
 COMMA := ,
 
 NATIVE := CMakeLists.txt $(shell find cmake csrc -type f)
-CPP := $(filter %.h %.cpp,$(NATIVE)) $(wildcard tests/simulator/torch_npu/csrc/*)
+CPP := $(filter %.h %.cpp,$(NATIVE)) tests/simulator/cann/acl.cpp $(wildcard tests/simulator/torch_npu/csrc/*)
 SETUP := pyproject.toml setup.py requirements/constraints.txt $(NATIVE)
 
 # Only the set-up may use the network.
@@ -34,9 +37,11 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
 # A torch_npu for machines without a card: the prefix of a command that runs on it.
 SIMULATED := PYTHONPATH=tests/simulator BNB_TEST_DEVICE=npu:0
-NPU_TESTS := $(addprefix tests/,autograd backends functional golden nn ops optim simulator)
+NPU_TESTS := $(addprefix tests/,autograd backends functional golden nn ops optim test_formats.py) \
+	$(wildcard tests/simulator/test_*.py)
 
-.PHONY: demo test test-slow test-all test-npu test-cpp test-cpp-sanitized test-cpp-aarch64 benchmark-smoke lint clean
+.PHONY: demo test test-slow test-all test-npu test-cpp test-cpp-sanitized test-cpp-aarch64 test-torch-npu \
+	aten-without-kernel benchmark-smoke lint clean
 
 demo: $(VENV)/.demo
 	$(OFFLINE) $(BIN)/python -m bitsandbytes demo $(DEMO_ARGS)
@@ -70,6 +75,26 @@ test-cpp-sanitized: $(VENV)/.dev
 test-cpp-aarch64: export BNB_TEST_TARGET = neon_dotprod
 test-cpp-aarch64: $(VENV)/.dev
 	$(call ctest,aarch64,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake)
+
+# Where torch_npu cannot start, installing it breaks `import torch`: it stays out of $(VENV).
+TORCH_NPU := build/torch-npu
+WITH_TORCH_NPU := BNB_TEST_TORCH_NPU=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 \
+	PYTHONPATH=$(CURDIR)/$(TORCH_NPU)/site LD_LIBRARY_PATH=$(CURDIR)/$(TORCH_NPU)/lib
+
+test-torch-npu: $(VENV)/.dev $(TORCH_NPU)/.stubs
+	$(OFFLINE) $(WITH_TORCH_NPU) $(PYTEST) tests/simulator/cann
+
+aten-without-kernel: $(VENV)/.dev $(TORCH_NPU)/.stubs
+	$(WITH_TORCH_NPU) $(BIN)/python tests/simulator/cann/aten_without_kernel.py
+
+$(TORCH_NPU)/.installed: $(VENV)/.created requirements/constraints.txt
+	rm -rf $(TORCH_NPU)
+	$(INSTALL) --no-deps --target $(TORCH_NPU)/site torch-npu
+	touch $@
+
+$(TORCH_NPU)/.stubs: $(TORCH_NPU)/.installed tests/simulator/cann/build.py tests/simulator/cann/acl.cpp
+	$(BIN)/python tests/simulator/cann/build.py $(TORCH_NPU)/site $(TORCH_NPU)/lib
+	touch $@
 
 benchmark-smoke: $(VENV)/.dev
 	$(OFFLINE) $(BIN)/python benchmarking/run.py --quick

@@ -3,12 +3,14 @@
 Weights are saved with `save_for_backward`, so that saved-tensor hooks (activation offloading, FSDP) see them.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 import warnings
 
 import torch
 
+from .. import backends
 from .. import functional as F
 from .._ops import _checks as check
 from ..errors import ArgumentError
@@ -177,7 +179,10 @@ def _linear_4bit(
 
 def _weight(B: torch.Tensor, quant_state: F.QuantState, dtype: torch.dtype) -> torch.Tensor:
     """The decoded weight in `quant_state.shape`, whichever way the packed vector lies."""
-    return F.dequantize_4bit(B.reshape(-1, 1), quant_state).to(dtype)
+    if quant_state.dtype != dtype:  # decoded into `dtype` at once: the device may not have the other
+        quant_state = copy.copy(quant_state)
+        quant_state.dtype = dtype
+    return F.dequantize_4bit(B.reshape(-1, 1), quant_state)
 
 
 class MatMul4Bit(torch.autograd.Function):
@@ -229,6 +234,8 @@ def matmul(
     if out is not None:
         rows = (state.CB if state.CB is not None else B).shape[0]
         check.out_like("matmul", out, (*A.shape[:-1], rows), A.dtype, A.device)
+    if state.is_training:  # multiplied by PyTorch, whose errors do not say what works
+        backends.check_dtype("matmul", A.device, A.dtype)
     function = MatMul8bitFp if state.is_training else MatMul8bitLt
     result = function.apply(A, B, None, bias, state)
     return result if out is None else out.copy_(result)

@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 import warnings
 
+import torch
+
 from .. import _env
 from ..errors import BackendUnavailableError
 
@@ -19,6 +21,9 @@ _status: dict[str, tuple[bool, str]] = {}
 
 #: Of backends that depend on what happens after the import: why they cannot be used now, or an empty string.
 _why_not: dict[str, Callable[[], str]] = {}
+
+#: Device type -> raises if the chip cannot compute with a dtype, of backends whose chips differ in that.
+_check_dtype: dict[str, Callable[[str, torch.dtype], None]] = {}
 
 
 def load() -> None:
@@ -41,6 +46,8 @@ def load() -> None:
             _status[name] = (True, "")
             if hasattr(backend, "why_not"):
                 _why_not[name] = backend.why_not
+            if hasattr(backend, "check_dtype"):
+                _check_dtype[name] = backend.check_dtype
     for entry in entry_points(group="bitsandbytes.backends"):
         try:
             entry.load()()
@@ -55,3 +62,14 @@ def status() -> dict[str, tuple[bool, str]]:
     """Backend name -> (available, why not); the reason is empty where it is available."""
     now = {name: why_not() for name, why_not in _why_not.items()}
     return _status | {name: (not why, why) for name, why in now.items()}
+
+
+def check_dtype(op: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise if a device cannot compute with `dtype`. Operators do so by themselves; this is for what is around them.
+
+    Raises:
+        UnsupportedError: It names the chip and what works.
+    """
+    # torch.compile cannot trace a question to the driver; the operators in what it compiles still ask.
+    if (check := _check_dtype.get(device.type)) is not None and not torch.compiler.is_compiling():
+        check(op, dtype)

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 import gc
+from importlib import import_module
 from importlib.util import find_spec
 import json
 from pathlib import Path
@@ -28,6 +29,10 @@ _DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 _BYTES_RULE = (
     "every parameter and buffer and everything a quantised weight keeps (absmax, code tables, nested statistics, row "
     "statistics), after use; a tensor with two owners counts once"
+)
+_SIMULATED = (
+    "This NPU is simulated: its memory is its own, the arithmetic is the CPU's. The results are those of the code that "
+    "runs on a card; the speed says nothing about one."
 )
 
 
@@ -68,6 +73,11 @@ def _device(text: str) -> torch.device:
     if device not in (present := info.devices()):
         raise CommandError(f"--device: there is no {text} here, only {', '.join(map(str, present))}")
     return device
+
+
+def _is_simulated(device: torch.device) -> bool:
+    """Whether `device` is one of the stand-in for `torch_npu` that this project tests with, not an Ascend card."""
+    return device.type == "npu" and getattr(import_module("torch_npu"), "is_simulated", False)
 
 
 def _read_text(path: Path) -> str:
@@ -279,11 +289,15 @@ def run(options: argparse.Namespace) -> int:
             gc.collect()  # the model before is gone when the next one is loaded
         bar.close()
 
-    where = f"{name} on {device}, {options.dtype}"
+    simulated = _is_simulated(device)
+    where = f"{name} on {device}{' (simulated)' if simulated else ''}, {options.dtype}"
+    if simulated:
+        print(_SIMULATED)
     print(f"{where}; NLL over {text_tokens} tokens\nbytes: {_BYTES_RULE}\n\n{_table(results)}")
     found = {
         "model": name,
         "device": str(device),
+        "simulated": simulated,
         "dtype": options.dtype,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": info.versions(),

@@ -331,6 +331,7 @@ class Linear4bit(Quantized4bitModule, nn.Linear):
         bias = None if self.bias is None else self.bias.to(dtype)
         if x.dtype == dtype:  # `to` would take 0.4 us to find out, twice
             return bnb.matmul_4bit(x, weight, bias=bias, quant_state=weight.quant_state)
+        bnb.backends.check_dtype("Linear4bit", x.device, x.dtype)
         return bnb.matmul_4bit(x.to(dtype), weight, bias=bias, quant_state=weight.quant_state).to(x.dtype)
 
 

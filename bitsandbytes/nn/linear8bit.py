@@ -188,8 +188,9 @@ class Linear8bitLt(QuantizedInt8Module, nn.Linear):
             return self
         if self.weight.dtype == torch.int8:
             self.init_8bit_state()
-            if self.state.SCB is not None:
-                self.state.SCB = self.state.SCB.to(self.weight.device)
+            for name in ("SCB", "idx"):
+                if (value := getattr(self.state, name)) is not None:
+                    setattr(self.state, name, value.to(self.weight.device))
         else:
             self.state.reset_grads()
         return self

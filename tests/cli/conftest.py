@@ -14,7 +14,7 @@ def run_module(tmp_path):
 
     def run(*args, pythonpath="", python_args=()):
         root = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(filter(None, [str(pythonpath), root]))
+        paths = os.pathsep.join(filter(None, [str(pythonpath), root, os.environ.get("PYTHONPATH")]))
         return subprocess.run(
             [sys.executable, *python_args, "-m", "bitsandbytes", *args],
             env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},

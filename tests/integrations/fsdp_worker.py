@@ -12,7 +12,12 @@ from torch.distributed.tensor import DTensor
 
 import bitsandbytes as bnb
 
+if os.environ["BNB_TEST_DEVICE"] == "npu":
+    import torch_npu  # noqa: F401  # names the device
+
 DTYPE = torch.bfloat16
+RANK = int(os.environ["RANK"])
+DEVICE = torch.device("cpu") if os.environ["BNB_TEST_DEVICE"] == "cpu" else torch.device("npu", RANK)
 
 
 class Block(torch.nn.Module):
@@ -35,7 +40,7 @@ class Block(torch.nn.Module):
 
 def build(storage):
     torch.manual_seed(0)
-    return torch.nn.Sequential(Block(storage), Block(storage)).to("cpu").train()
+    return torch.nn.Sequential(Block(storage), Block(storage)).to(DEVICE).train()
 
 
 def train(model, x):
@@ -54,16 +59,24 @@ def packed(model):
     return {name: value for name, value in model.items() if name.endswith("base.weight")}
 
 
+def as_bytes(value):
+    return value.cpu().view(torch.uint8).view(-1)
+
+
 def main(storage_name):
     storage = getattr(torch, storage_name)
-    dist.init_process_group("gloo")
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(DTYPE)
+    if DEVICE.type == "cpu":
+        dist.init_process_group("gloo")
+    else:
+        torch.accelerator.set_device_index(RANK)
+        dist.init_process_group("hccl", device_id=DEVICE)
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
     single = build(storage)
     before = {name: value.clone() for name, value in packed(single.state_dict()).items()}
     expected = train(single, x)
 
     model = build(storage)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -73,15 +86,15 @@ def main(storage_name):
     assert losses[-1] < losses[0], losses
 
     gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    if dist.get_rank() == 0:
+    if RANK == 0:
         assert packed(gathered).keys() == before.keys()
         for name, value in packed(gathered).items():
             assert value.dtype == storage
-            assert torch.equal(value.view(torch.uint8).view(-1), before[name].view(torch.uint8).view(-1)), name
+            assert torch.equal(as_bytes(value), as_bytes(before[name])), name
         trained = single.state_dict()
         for name, value in gathered.items():
             if ".down." in name or ".up." in name:
-                error = (value.float() - trained[name].float()).norm() / trained[name].float().norm()
+                error = (value.cpu().float() - trained[name].cpu().float()).norm() / trained[name].cpu().float().norm()
                 assert error < 0.02, (name, error)
     dist.barrier()
     dist.destroy_process_group()
@@ -89,5 +102,5 @@ def main(storage_name):
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    print(f"rank {os.environ['RANK']} finished", flush=True)
+    print(f"rank {RANK} finished", flush=True)
     os._exit(0)  # a thread that torch leaves behind sometimes aborts an ordinary exit, after everything was checked

@@ -1,4 +1,7 @@
-"""FSDP2 with two processes: packed weights in a floating storage dtype shard, gather and train unchanged."""
+"""FSDP2 with two processes: packed weights in a floating storage dtype shard, gather and train unchanged.
+
+On an accelerator each process has a device of its own.
+"""
 
 import os
 from pathlib import Path
@@ -28,6 +31,7 @@ def run_two_processes(*arguments):
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "BNB_TEST_DEVICE": DEVICE.type,
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
     processes = [
@@ -51,7 +55,9 @@ def run_two_processes(*arguments):
         assert f"rank {rank} finished" in output
 
 
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="the worker shards over two CPU processes")
+@pytest.mark.skipif(
+    DEVICE.type != "cpu" and torch.accelerator.device_count() < 2, reason="each of the two processes needs a device"
+)
 @pytest.mark.parametrize(
     "storage",
     [

@@ -200,3 +200,35 @@ def test_mixed_adapters_in_one_batch(llama, kind):
             alone[name] = model(models.token_ids()).logits
     assert models.relative_error(mixed[0], alone["default"][0]) < 0.05
     assert models.relative_error(mixed[1], alone["other"][1]) < 0.05
+
+
+# LoftQ: PEFT computes it on CUDA or an XPU, by name
+
+
+@pytest.mark.skipif(DEVICE.type != "npu", reason="PEFT does this on no CPU, and only the gate for NPUs is ours")
+class TestLoftQ:
+    @pytest.fixture(autouse=True)
+    def open_gate(self):
+        import bitsandbytes.integrations.peft  # noqa: F401
+
+    def test_an_initialisation_with_it_is_closer_to_the_model(self, llama, llama_logits):
+        """The adapter makes up for part of what quantising the weights took away."""
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            target_modules="all-linear",
+            r=32,
+            init_lora_weights="loftq",
+            loftq_config=peft.LoftQConfig(loftq_bits=4, loftq_iter=2),
+        )
+        model = peft.get_peft_model(models.load(llama), config)
+        quantized = models.logits(models.load(llama, models.nf4(bnb_4bit_use_double_quant=False)))
+        error = models.relative_error(models.logits(model), llama_logits)
+        assert error < 0.9 * models.relative_error(quantized, llama_logits)
+
+    @pytest.mark.slow
+    def test_an_adapter_of_a_quantised_model_is_replaced(self, llama, llama_logits):
+        model = adapted(llama, NF4, target_modules="all-linear", r=32)
+        before = models.relative_error(models.logits(model), llama_logits)
+        peft.replace_lora_weights_loftq(model, str(llama))
+        assert {parameter.device for parameter in models.trainable(model)} == {DEVICE}
+        assert models.relative_error(models.logits(model), llama_logits) < 0.9 * before

@@ -195,6 +195,24 @@ def test_device_maps(llama, llama_logits, kind, device_map):
     assert models.relative_error(values, llama_logits.to(values.device)) < kind.error
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs an accelerator beside the CPU")
+@pytest.mark.parametrize("first", ["cpu", DEVICE], ids=str)
+def test_a_model_saved_on_one_device_loads_on_the_other(llama, kind, first, tmp_path):
+    """The loaded model holds what is on disk, bit for bit, and gives the results of the one that was saved."""
+    second = DEVICE if first == "cpu" else "cpu"
+    model = models.load(llama, kind.config(), device_map={"": first})
+    model.save_pretrained(tmp_path)
+    saved = models.saved_tensors(tmp_path)
+    loaded = models.load(tmp_path, device_map={"": second})
+    assert loaded.device == torch.device(second) and len(models.layers_of(loaded, kind.layer)) == models.LINEARS
+    state = loaded.state_dict()
+    assert state.keys() == saved.keys()
+    for name, value in saved.items():
+        assert models.same_bits(state[name].cpu(), value), name
+    expected = models.logits(model, models.token_ids().to(first)).cpu()
+    assert models.relative_error(models.logits(loaded, models.token_ids().to(second)).cpu(), expected) < 0.03
+
+
 @pytest.mark.slow
 def test_a_model_made_of_conv1d_layers(kind, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel

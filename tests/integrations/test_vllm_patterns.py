@@ -148,7 +148,8 @@ def test_a_weight_whose_data_is_assigned():
     layer.weight.data = codes.to(DEVICE)
     layer.weight.CB, layer.weight.SCB = layer.weight.data, statistics.to(DEVICE)
     inputs = torch.randn(3, 64).to(DEVICE)
-    assert relative_error(layer.eval()(inputs), inputs @ F.int8_vectorwise_dequant(codes, statistics).t()) < 0.02
+    weight = F.int8_vectorwise_dequant(codes, statistics).to(DEVICE)
+    assert relative_error(layer.eval()(inputs), inputs @ weight.t()) < 0.02
 
 
 def test_a_3d_weight():

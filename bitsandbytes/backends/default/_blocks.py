@@ -132,6 +132,23 @@ def look_up(
 
 
 @contextmanager
+def _exact_npu_matmul() -> Iterator[None]:
+    """The same for the modes of torch_npu, of which `cube_math_type` wins over `allow_hf32` once it was set."""
+    modes = getattr(getattr(torch, "npu", None), "matmul", None)
+    math_type = getattr(modes, "cube_math_type", None)
+    name, exact = ("allow_hf32", False) if math_type is None else ("cube_math_type", type(math_type)(0))
+    saved = getattr(modes, name, exact)
+    if saved == exact:
+        yield
+        return
+    setattr(modes, name, exact)
+    try:
+        yield
+    finally:
+        setattr(modes, name, saved)
+
+
+@contextmanager
 def exact_matmul(device: torch.device) -> Iterator[None]:
     """fp32 matmuls in full fp32: no autocast and none of the process-wide reduced-precision modes."""
     matmuls = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
@@ -139,7 +156,10 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
     try:
         for matmul in matmuls:
             matmul.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext():
+        with (
+            torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext(),
+            _exact_npu_matmul() if device.type == "npu" else nullcontext(),
+        ):
             yield
     finally:
         for matmul, precision in zip(matmuls, saved, strict=True):

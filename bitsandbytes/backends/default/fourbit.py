@@ -46,7 +46,7 @@ def _encode(values: torch.Tensor, absmax: torch.Tensor, quant_type: str) -> torc
     magnitude = scale(values, absmax).abs_()
     negative &= magnitude == magnitude  # NaN has code 0, without sign
     codes = _fp4_codes(values.device)[_points_below(magnitude, quant_type).int()]
-    return codes + negative * FP4_SIGN
+    return codes.add_(negative.to(torch.uint8), alpha=FP4_SIGN)  # bool times int would be int64
 
 
 def quantize_4bit(
