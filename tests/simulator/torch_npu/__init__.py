@@ -40,7 +40,6 @@ _hccl.register()
 _vendor.define()
 
 from . import optim  # noqa: E402, F401
-from ._vendor.optimizers import npu_apply_adam_w  # noqa: E402, F401
 
 
 def _autoload() -> None:

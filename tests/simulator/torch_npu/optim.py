@@ -2,8 +2,6 @@
 
 import torch
 
-from ._vendor.optimizers import npu_apply_adam_w
-
 
 class NpuFusedAdamW(torch.optim.Optimizer):
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False):
@@ -29,7 +27,7 @@ class NpuFusedAdamW(torch.optim.Optimizer):
             state.update(step=0, **{name: torch.zeros_like(parameter) for name in names})
         powers = [beta ** state["step"] for beta in betas]  # of the step before
         state["step"] += 1
-        npu_apply_adam_w(
+        torch.ops.npu.npu_apply_adam_w(
             *powers,
             lr,
             weight_decay,

@@ -1,6 +1,6 @@
 """The operators of the namespace `npu`: what the vendor's library offers beyond PyTorch's operators.
 
-Those that the Hugging Face packages or this package call. The schemas are the real ones; each operator holds its
+Those that the Hugging Face packages or this package call. Their schemas are in vendor_schemas.txt; each holds its
 arguments against the documented rules and then computes in plain PyTorch.
 """
 

@@ -1,14 +1,18 @@
 """How an operator of the vendor is defined."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import _native, npu
 
 LIBRARY = torch.library.Library("npu", "FRAGMENT")
+
+_LINES = (Path(__file__).parents[2] / "vendor_schemas.txt").read_text().splitlines()
+_SCHEMAS = {line.partition("(")[0]: line for line in _LINES if line.startswith("npu::")}
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # The numbers by which operators with an `int` argument know a dtype; PyTorch converts a torch.dtype into them.
@@ -25,18 +29,22 @@ def require_emulated(holds: bool, what: str) -> None:
         raise NotImplementedError(f"The simulated NPU does not emulate {what}")
 
 
-def vendor_op(schema: str) -> Callable[[Callable], Callable]:
+def define(name: str) -> None:
+    """Declares an operator with its real schema; `name` has the overload, if any, after a point."""
+    LIBRARY.define(_SCHEMAS[f"npu::{name}"].removeprefix("npu::"))
+
+
+def vendor_op(name: str) -> Callable[[Callable], Callable]:
     """Defines an operator by a function on CPU tensors, which gets aliases of the tensors on the device.
 
     What it returns is moved to the device, except the arguments that it wrote into. The same function computes shapes
     on meta tensors, so it must not look at values.
     """
-    name = schema[: schema.index("(")]
-    LIBRARY.define(schema)
+    define(name)
 
-    def define(function: Callable) -> Callable:
+    def implement(function: Callable) -> Callable:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            device = _common_device(name, (*args, *kwargs.values()))
+            device = _common_device(name, tree_leaves((args, kwargs)))
             aliases: dict[torch.Tensor, torch.Tensor] = {}  # by identity
 
             def on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,7 +65,7 @@ def vendor_op(schema: str) -> Callable[[Callable], Callable]:
         LIBRARY.impl(name, function, "Meta")
         return function
 
-    return define
+    return implement
 
 
 def _common_device(name: str, arguments: Iterable[Any]) -> torch.device:

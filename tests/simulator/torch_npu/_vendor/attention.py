@@ -67,14 +67,7 @@ def _forward(query, key, value, heads, layout, mask, scale, mode, query_ends, ke
     return _join(result, layout).contiguous(), top, total
 
 
-@vendor_op(
-    "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, "
-    "Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., "
-    "int pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, "
-    "int[]? actual_seq_qlen=None, int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, "
-    'bool sync=False, str softmax_layout="", Tensor? sink=None, Tensor? dropout_mask=None, int seed=0, int offset=0) '
-    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)"
-)
+@vendor_op("npu_fusion_attention")
 def npu_fusion_attention(
     query,
     key,
@@ -136,15 +129,7 @@ def npu_fusion_attention(
     return result, *statistics, query.new_empty(0), 0, 0, 0
 
 
-@vendor_op(
-    "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, int head_num, str input_layout, *, "
-    "Tensor? pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, Tensor? softmax_max=None, "
-    "Tensor? softmax_sum=None, Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
-    "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int seed=0, "
-    "int offset=0, int numels=0, int[]? prefix=None, int[]? actual_seq_qlen=None, int[]? actual_seq_kvlen=None, "
-    'int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False, str softmax_layout="", Tensor? sink=None) '
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+@vendor_op("npu_fusion_attention_grad")
 def npu_fusion_attention_grad(
     query,
     key,

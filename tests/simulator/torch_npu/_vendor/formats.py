@@ -3,29 +3,23 @@
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._registry import LIBRARY
+from ._registry import LIBRARY, define
 
 _ND = 2
 _formats = WeakTensorKeyDictionary()
 
-_OPTIONS = "*, int? customize_dtype=None, int? input_dtype=None"
-LIBRARY.define(f"npu_format_cast(Tensor self, int acl_format, {_OPTIONS}) -> Tensor")
-LIBRARY.define(f"npu_format_cast_.acl_format(Tensor(a!) self, int acl_format, {_OPTIONS}) -> Tensor(a!)")
-LIBRARY.define("get_npu_format(Tensor self) -> int")
+
+def _cast(input, acl_format, *, customize_dtype=None, input_dtype=None):
+    return _cast_in_place(input.clone(memory_format=torch.contiguous_format), acl_format)
 
 
-def _cast(self, acl_format, *, customize_dtype=None, input_dtype=None):
-    result = self.clone(memory_format=torch.contiguous_format)
-    return _cast_in_place(result, acl_format)
+def _cast_in_place(input, acl_format, *, customize_dtype=None, input_dtype=None):
+    _formats[input] = acl_format
+    return input
 
 
-def _cast_in_place(self, acl_format, *, customize_dtype=None, input_dtype=None):
-    _formats[self] = acl_format
-    return self
-
-
-def _format(self):
-    return _formats.get(self, _ND)
+def _format(input):
+    return _formats.get(input, _ND)
 
 
 for _name, _kernel in {
@@ -33,4 +27,5 @@ for _name, _kernel in {
     "npu_format_cast_.acl_format": _cast_in_place,
     "get_npu_format": _format,
 }.items():
+    define(_name)
     LIBRARY.impl(_name, _kernel, "PrivateUse1")

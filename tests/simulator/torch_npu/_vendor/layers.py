@@ -12,26 +12,26 @@ def _normalised(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[t
     return (x.float() * rstd * gamma.float()).to(x.dtype), rstd
 
 
-@vendor_op("npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)")
-def npu_rms_norm(self, gamma, epsilon=1e-6):
-    require(self.dtype in FLOATS, f"npu_rms_norm: unsupported dtype {self.dtype}")
+@vendor_op("npu_rms_norm")
+def npu_rms_norm(input, gamma, epsilon=1e-6):
+    require(input.dtype in FLOATS, f"npu_rms_norm: unsupported dtype {input.dtype}")
     require(
-        gamma.dtype in (self.dtype, torch.float32), f"npu_rms_norm: gamma is {gamma.dtype} and the input {self.dtype}"
+        gamma.dtype in (input.dtype, torch.float32), f"npu_rms_norm: gamma is {gamma.dtype} and the input {input.dtype}"
     )
     require(
-        gamma.dim() <= self.dim() and self.shape[self.dim() - gamma.dim() :] == gamma.shape,
-        f"npu_rms_norm: gamma of shape {tuple(gamma.shape)} does not fit an input of {tuple(self.shape)}",
+        gamma.dim() <= input.dim() and input.shape[input.dim() - gamma.dim() :] == gamma.shape,
+        f"npu_rms_norm: gamma of shape {tuple(gamma.shape)} does not fit an input of {tuple(input.shape)}",
     )
-    return _normalised(self, gamma, epsilon)
+    return _normalised(input, gamma, epsilon)
 
 
-@vendor_op("npu_rms_norm_backward(Tensor dy, Tensor self, Tensor gamma, Tensor rstd) -> (Tensor, Tensor)")
-def npu_rms_norm_backward(dy, self, gamma, rstd):
-    axes = tuple(range(self.dim() - gamma.dim(), self.dim()))
-    normal, scaled = self.float() * rstd, dy.float() * gamma.float()
-    d_self = rstd * (scaled - normal * (scaled * normal).mean(axes, keepdim=True))
-    d_gamma = (dy.float() * normal).flatten(0, self.dim() - gamma.dim() - 1).sum(0)
-    return d_self.to(self.dtype), d_gamma.to(torch.float32)
+@vendor_op("npu_rms_norm_backward")
+def npu_rms_norm_backward(dy, input, gamma, rstd):
+    axes = tuple(range(input.dim() - gamma.dim(), input.dim()))
+    normal, scaled = input.float() * rstd, dy.float() * gamma.float()
+    d_input = rstd * (scaled - normal * (scaled * normal).mean(axes, keepdim=True))
+    d_gamma = (dy.float() * normal).flatten(0, input.dim() - gamma.dim() - 1).sum(0)
+    return d_input.to(input.dtype), d_gamma.to(torch.float32)
 
 
 def _save_rms_norm(ctx, inputs, output):
@@ -55,19 +55,16 @@ def _geglu(x: torch.Tensor, dim: int, approximate: int, activate_left: bool) -> 
     return (value * gelu).to(x.dtype), gelu.to(x.dtype)
 
 
-@vendor_op("npu_geglu(Tensor self, int dim=-1, int approximate=1, bool activate_left=False) -> (Tensor, Tensor)")
-def npu_geglu(self, dim=-1, approximate=1, activate_left=False):
-    require(self.dtype in FLOATS, f"npu_geglu: unsupported dtype {self.dtype}")
-    require(self.shape[dim] % 2 == 0, f"npu_geglu: dimension {dim} of {tuple(self.shape)} is odd")
-    return _geglu(self, dim, approximate, activate_left)
+@vendor_op("npu_geglu")
+def npu_geglu(input, dim=-1, approximate=1, activate_left=False):
+    require(input.dtype in FLOATS, f"npu_geglu: unsupported dtype {input.dtype}")
+    require(input.shape[dim] % 2 == 0, f"npu_geglu: dimension {dim} of {tuple(input.shape)} is odd")
+    return _geglu(input, dim, approximate, activate_left)
 
 
-@vendor_op(
-    "npu_geglu_grad(Tensor grad_output, Tensor self, Tensor gelu, int dim=-1, int approximate=1, "
-    "bool activate_left=False) -> Tensor"
-)
-def npu_geglu_grad(grad_output, self, gelu, dim=-1, approximate=1, activate_left=False):
-    return gradients(lambda x: _geglu(x, dim, approximate, activate_left)[0], [self], grad_output)[0]
+@vendor_op("npu_geglu_grad")
+def npu_geglu_grad(grad_output, input, gelu, dim=-1, approximate=1, activate_left=False):
+    return gradients(lambda x: _geglu(x, dim, approximate, activate_left)[0], [input], grad_output)[0]
 
 
 def _save_geglu(ctx, inputs, output):
@@ -95,25 +92,22 @@ def _rotated(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, mode: str) -> 
     return (x.float() * r1.float() + _turned(x.float(), mode) * r2.float()).to(x.dtype)
 
 
-@vendor_op("npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor")
-def npu_rotary_mul(self, r1, r2, rotary_mode="half", rotate=None):
-    require(self.dtype in FLOATS, f"npu_rotary_mul: unsupported dtype {self.dtype}")
+@vendor_op("npu_rotary_mul")
+def npu_rotary_mul(input, r1, r2, rotary_mode="half", rotate=None):
+    require(input.dtype in FLOATS, f"npu_rotary_mul: unsupported dtype {input.dtype}")
     require(
-        self.dim() == r1.dim() == r2.dim() == 4 and self.shape[-1] % 2 == 0 and self.shape[-1] < 896,
+        input.dim() == r1.dim() == r2.dim() == 4 and input.shape[-1] % 2 == 0 and input.shape[-1] < 896,
         "npu_rotary_mul takes three tensors of 4 dimensions, the last of which is even and below 896",
     )
     require(rotary_mode in ("half", "interleave"), f"npu_rotary_mul: no rotary_mode '{rotary_mode}'")
     if rotate is not None:
-        return (self * r1 + (self @ rotate) * r2).to(self.dtype)
-    return _rotated(self, r1, r2, rotary_mode)
+        return (input * r1 + (input @ rotate) * r2).to(input.dtype)
+    return _rotated(input, r1, r2, rotary_mode)
 
 
-@vendor_op(
-    "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def npu_rotary_mul_backward(grad, self, r1, r2, rotary_mode="half"):
-    return gradients(lambda *inputs: _rotated(*inputs, rotary_mode), [self, r1, r2], grad)
+@vendor_op("npu_rotary_mul_backward")
+def npu_rotary_mul_backward(grad, input, r1, r2, rotary_mode="half"):
+    return gradients(lambda *inputs: _rotated(*inputs, rotary_mode), [input, r1, r2], grad)
 
 
 def _save_rotary(ctx, inputs, output):

@@ -5,12 +5,8 @@ import torch
 from ._registry import FLOATS, require, vendor_op
 
 
-@vendor_op(
-    "npu_apply_adam_w.out(Scalar beta1_power, Scalar beta2_power, Scalar lr, Scalar weight_decay, Scalar beta1, "
-    "Scalar beta2, Scalar epsilon, Tensor grad, Tensor? max_grad_norm, bool? amsgrad, bool? maximize, *, "
-    "Tensor(a!) var, Tensor(b!) m, Tensor(c!) v) -> (Tensor(a!), Tensor(b!), Tensor(c!))"
-)
-def _step(
+@vendor_op("npu_apply_adam_w.out")
+def npu_apply_adam_w(
     beta1_power,
     beta2_power,
     lr,
@@ -23,11 +19,10 @@ def _step(
     amsgrad,
     maximize,
     *,
-    var,
-    m,
-    v,
+    out,
 ):
     """The powers are those of the step before."""
+    var, m, v = out
     require(
         grad.dtype in FLOATS and grad.dtype == var.dtype == m.dtype == v.dtype,
         "npu_apply_adam_w: grad, var, m and v have one floating-point dtype",
@@ -44,8 +39,3 @@ def _step(
     step = m.float() / (1 - beta1_power * beta1) / ((second / (1 - beta2_power * beta2)).sqrt() + epsilon)
     var.copy_(var.float() * (1 - lr * weight_decay) - lr * step)
     return var, m, v
-
-
-def npu_apply_adam_w(*arguments, out: tuple[torch.Tensor, torch.Tensor, torch.Tensor], **options):
-    """The form with `out` that the real package has beside the operator."""
-    return torch.ops.npu.npu_apply_adam_w.out(*arguments, **options, **dict(zip(("var", "m", "v"), out, strict=True)))

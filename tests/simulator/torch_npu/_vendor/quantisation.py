@@ -7,10 +7,7 @@ from ._registry import DTYPES, FLOATS, require, require_emulated, vendor_op
 _LONGEST = 65535  # of the last two dimensions of a matrix
 
 
-@vendor_op(
-    "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? group_index=None, int? dst_type=None, "
-    'str quant_mode="pertoken", float dst_type_max=0.0) -> (Tensor, Tensor)'
-)
+@vendor_op("npu_dynamic_quant")
 def npu_dynamic_quant(
     input, *, smooth_scales=None, group_index=None, dst_type=None, quant_mode="pertoken", dst_type_max=0.0
 ):
@@ -36,30 +33,28 @@ def npu_dynamic_quant(
 _QUANTISED = {0: torch.uint8, 13: torch.uint8, 1: torch.int8, 12: torch.int8, 3: torch.int32, 14: torch.int32}
 
 
-@vendor_op(
-    "npu_quantize(Tensor self, Tensor scales, Tensor? zero_points, int dtype, int axis=1, bool div_mode=True) -> Tensor"
-)
-def npu_quantize(self, scales, zero_points, dtype, axis=1, div_mode=True):
+@vendor_op("npu_quantize")
+def npu_quantize(input, scales, zero_points, dtype, axis=1, div_mode=True):
     require_emulated(dtype in _QUANTISED, f"npu_quantize to dtype {dtype}")
-    require(self.dtype in FLOATS, f"npu_quantize: unsupported dtype {self.dtype}")
+    require(input.dtype in FLOATS, f"npu_quantize: unsupported dtype {input.dtype}")
     require(
         scales.dtype in ((torch.float32, torch.bfloat16) if div_mode else FLOATS),
         f"npu_quantize: unsupported scales of {scales.dtype}",
     )
 
     def along_axis(factors: torch.Tensor) -> torch.Tensor:
-        if factors.dim() == self.dim():
+        if factors.dim() == input.dim():
             return factors.float()
         require(
-            factors.dim() == 1 and factors.numel() in (1, self.shape[axis]),
-            f"npu_quantize: {tuple(factors.shape)} does not lie along axis {axis} of {tuple(self.shape)}",
+            factors.dim() == 1 and factors.numel() in (1, input.shape[axis]),
+            f"npu_quantize: {tuple(factors.shape)} does not lie along axis {axis} of {tuple(input.shape)}",
         )
-        shape = [1] * self.dim()
+        shape = [1] * input.dim()
         shape[axis] = factors.numel()
         return factors.float().view(shape)
 
     factor = along_axis(scales)
-    values = self.float() / factor if div_mode else self.float() * factor
+    values = input.float() / factor if div_mode else input.float() * factor
     if zero_points is not None:
         values = values + along_axis(zero_points)
     target = _QUANTISED[dtype]
@@ -67,11 +62,7 @@ def npu_quantize(self, scales, zero_points, dtype, axis=1, div_mode=True):
     return values.double().round().clamp(limits.min, limits.max).to(target)
 
 
-@vendor_op(
-    "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, Tensor? pertoken_scale=None, "
-    "Tensor? bias=None, int? output_dtype=None, int? x1_dtype=None, int? x2_dtype=None, "
-    "int? pertoken_scale_dtype=None, int? scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) -> Tensor"
-)
+@vendor_op("npu_quant_matmul")
 def npu_quant_matmul(
     x1, x2, scale, *, offset=None, pertoken_scale=None, bias=None, output_dtype=None, group_sizes=None, **other
 ):
