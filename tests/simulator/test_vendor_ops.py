@@ -157,28 +157,31 @@ def test_formats_are_remembered(ops):
     assert ops.get_npu_format(ops.npu_format_cast(cast, 2)) == 2
 
 
-HALF = torch.ones(2, 8, dtype=torch.float16, device=DEVICE) if torch.accelerator.is_available() else None
+def half():
+    return torch.ones(2, 8, dtype=torch.float16, device=DEVICE)
+
+
 REFUSED = {
-    "dynamic_quant of float32": lambda ops: ops.npu_dynamic_quant(HALF.float()),
-    "dynamic_quant of one row": lambda ops: ops.npu_dynamic_quant(HALF[0]),
+    "dynamic_quant of float32": lambda ops: ops.npu_dynamic_quant(half().float()),
+    "dynamic_quant of one row": lambda ops: ops.npu_dynamic_quant(half()[0]),
     "quant_matmul with scales in half": lambda ops: ops.npu_quant_matmul(
-        HALF.to(torch.int8), HALF.to(torch.int8).t(), HALF[0, :1], output_dtype=torch.float16
+        half().to(torch.int8), half().to(torch.int8).t(), half()[0, :1], output_dtype=torch.float16
     ),
     "quant_matmul of unequal K": lambda ops: ops.npu_quant_matmul(
-        HALF.to(torch.int8), HALF.to(torch.int8), HALF[0, :1].float()
+        half().to(torch.int8), half().to(torch.int8), half()[0, :1].float()
     ),
     "bfloat16 bias of a float16 result": lambda ops: ops.npu_quant_matmul(
-        HALF.to(torch.int8),
-        HALF.to(torch.int8).t(),
-        HALF[0, :1].float(),
-        bias=HALF[0, :2].bfloat16(),
+        half().to(torch.int8),
+        half().to(torch.int8).t(),
+        half()[0, :1].float(),
+        bias=half()[0, :2].bfloat16(),
         output_dtype=torch.float16,
     ),
-    "rms_norm of integers": lambda ops: ops.npu_rms_norm(HALF.int(), HALF[0].int()),
-    "rotary_mul of rank 2": lambda ops: ops.npu_rotary_mul(HALF, HALF, HALF),
-    "attention in an unknown layout": lambda ops: ops.npu_fusion_attention(HALF, HALF, HALF, 1, "XYZ"),
-    "two devices": lambda ops: ops.npu_rms_norm(HALF, HALF[0].to("npu:1")),
-    "the host's memory": lambda ops: ops.npu_rms_norm(HALF, HALF[0].cpu()),
+    "rms_norm of integers": lambda ops: ops.npu_rms_norm(half().int(), half()[0].int()),
+    "rotary_mul of rank 2": lambda ops: ops.npu_rotary_mul(half(), half(), half()),
+    "attention in an unknown layout": lambda ops: ops.npu_fusion_attention(half(), half(), half(), 1, "XYZ"),
+    "two devices": lambda ops: ops.npu_rms_norm(half(), half()[0].to("npu:1")),
+    "the host's memory": lambda ops: ops.npu_rms_norm(half(), half()[0].cpu()),
 }
 
 
