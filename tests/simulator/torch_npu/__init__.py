@@ -17,7 +17,7 @@ from . import _native  # noqa: E402, F401  the device itself
 
 torch.utils.rename_privateuse1_backend("npu")
 
-from . import _C, _dynamo, _vendor, npu  # noqa: E402, F401
+from . import _C, _dynamo, _hccl, _vendor, npu  # noqa: E402, F401
 from .npu._devices import get_soc_version  # noqa: E402, F401
 
 __version__ = "2.13.0+simulated"
@@ -36,6 +36,7 @@ torch._register_device_module("npu", npu)
 torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
 npu._after_registration()
 _dynamo.register_when_imported()
+_hccl.register()
 _vendor.define()
 
 from . import optim  # noqa: E402, F401

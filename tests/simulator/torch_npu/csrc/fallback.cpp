@@ -62,7 +62,11 @@ IValue map_tensors(const IValue& value, Function function) {
 class Call {
  public:
   Call(const OperatorHandle& op, torch::jit::Stack* stack)
-      : op_(op), schema_(op.schema()), name_(schema_.name()), stack_(stack) {
+      : op_(op),
+        schema_(op.schema()),
+        name_(schema_.name()),
+        full_name_(c10::toString(schema_.operator_name())),
+        stack_(stack) {
     arguments_ = torch::jit::pop(*stack, schema_.arguments().size());
   }
 
@@ -70,8 +74,7 @@ class Call {
     check_kernel();
     check_devices();
     check_dtypes();
-    const std::string& overload = schema_.overload_name();
-    record_launch(overload.empty() ? name_ : name_ + "." + overload);
+    record_launch(full_name_);
     if (kSynchronising.count(name_) || is_masked_write()) counters().synchronisations++;
 
     torch::jit::Stack host;
@@ -86,9 +89,7 @@ class Call {
   void check_kernel() const {
     // The real device runs these on copies in host memory, with a warning. Here nothing may run there unnoticed.
     const bool foreign = name_.rfind("aten::", 0) != 0 && name_.rfind("prims::", 0) != 0;
-    const std::string& overload = schema_.overload_name();
-    const auto full = name_ + "." + (overload.empty() ? "default" : overload);
-    TORCH_CHECK_NOT_IMPLEMENTED(!foreign && !refused().count(full) && !refused().count(name_), "Could not run '", full,
+    TORCH_CHECK_NOT_IMPLEMENTED(!foreign && !refused().count(full_name_), "Could not run '", full_name_,
                                 "': it has no kernel for the NPU (device type npu, PrivateUse1)");
   }
 
@@ -184,6 +185,7 @@ class Call {
   const OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   const std::string& name_;
+  const std::string full_name_;
   torch::jit::Stack* stack_;
   torch::jit::Stack arguments_;
   std::optional<c10::Device> device_;

@@ -79,7 +79,7 @@ void adopt(const at::Tensor& tensor, const at::Tensor& host);
 
 // --- fallback.cpp ---
 
-// Ops ("aten::name.overload") that have no kernel for the device.
+// Ops ("aten::name.overload", "aten::name" where it has no overload) without a kernel for the device.
 void refuse_ops(std::string names);
 
 }  // namespace simulator
