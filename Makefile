@@ -1,8 +1,10 @@
 # make demo              the main job: a real chat model in float, NF4, NF4 + double quantisation, FP4 and int8
-# make test              set-up with the native library, lint, and every test that is not marked slow
-# make test-slow         the tests marked slow
-# make test-all          lint and every Python test
-# make test-npu          the tests that are not slow, on a simulated Ascend NPU (tests/simulator)
+# make demo DEVICE=npu   the same on a simulated Ascend NPU (tests/simulator)
+# make test              set-up with the native library, lint, every test that is not marked slow, and a core of them on
+#                        a simulated NPU
+# make test-slow         the tests marked slow, on the CPU and on the simulated NPU
+# make test-npu          what is not slow on the simulated NPU: both devices, and a chip without bf16
+# make test-all          these, and test-torch-npu: every Python test
 # make test-cpp          the tests in C++, on every instruction set that this machine runs
 # make test-cpp-sanitized, make test-cpp-aarch64
 #                        the same with sanitizers, and for 64-bit Arm under QEMU
@@ -19,6 +21,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+DEVICE ?= cpu
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -35,28 +38,32 @@ SETUP := pyproject.toml setup.py requirements/constraints.txt $(NATIVE)
 # Only the set-up may use the network.
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
-# A torch_npu for machines without a card: the prefix of a command that runs on it.
-SIMULATED := PYTHONPATH=tests/simulator BNB_TEST_DEVICE=npu:0
-NPU_TESTS := $(addprefix tests/,autograd backends functional golden nn ops optim test_formats.py) \
-	$(wildcard tests/simulator/test_*.py)
+# A torch_npu for machines without a card: the prefixes of commands that run on it.
+SIMULATOR := PYTHONPATH=tests/simulator
+SIMULATED := $(SIMULATOR) BNB_TEST_DEVICE=npu:0
+NPU_CORE := $(addprefix tests/,backends integrations nn ops/test_samples.py) $(wildcard tests/simulator/test_*.py)
+NPU_TESTS := $(NPU_CORE) $(addprefix tests/,autograd cli functional golden ops optim)
 
 .PHONY: demo test test-slow test-all test-npu test-cpp test-cpp-sanitized test-cpp-aarch64 test-torch-npu \
 	aten-without-kernel benchmark-smoke lint clean
 
 demo: $(VENV)/.demo
-	$(OFFLINE) $(BIN)/python -m bitsandbytes demo $(DEMO_ARGS)
+	$(if $(filter npu%,$(DEVICE)),$(SIMULATOR)) $(OFFLINE) $(BIN)/python -m bitsandbytes demo --device $(DEVICE) $(DEMO_ARGS)
 
 test: lint
 	$(OFFLINE) $(PYTEST) -m "not slow and not npu_device"
+	$(SIMULATED) $(OFFLINE) $(PYTEST) -m "not slow and not npu_device" $(NPU_CORE)
 
 test-slow: $(VENV)/.dev
 	$(OFFLINE) $(PYTEST) -m "slow and not npu_device"
-
-test-all: lint
-	$(OFFLINE) $(PYTEST) -m "not npu_device"
+	$(SIMULATED) $(OFFLINE) $(PYTEST) -m "slow and not npu_device" $(NPU_TESTS)
 
 test-npu: $(VENV)/.dev
 	$(SIMULATED) $(OFFLINE) $(PYTEST) -m "not slow and not npu_device" $(NPU_TESTS)
+	$(SIMULATOR) BNB_TEST_DEVICE=npu:1 $(OFFLINE) $(PYTEST) -m "not slow and not npu_device" tests/ops
+	$(SIMULATED) BNB_SIMULATOR_CHIP=Ascend910A $(OFFLINE) $(PYTEST) tests/integrations/test_chips.py
+
+test-all: test test-slow test-npu test-torch-npu
 
 # $(call ctest,<folder>,<options of the configuration>)
 define ctest
@@ -98,6 +105,7 @@ $(TORCH_NPU)/.stubs: $(TORCH_NPU)/.installed tests/simulator/cann/build.py tests
 
 benchmark-smoke: $(VENV)/.dev
 	$(OFFLINE) $(BIN)/python benchmarking/run.py --quick
+	$(SIMULATOR) $(BIN)/python benchmarking/dispatch.py --device npu:0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

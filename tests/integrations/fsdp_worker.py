@@ -15,9 +15,9 @@ import bitsandbytes as bnb
 if os.environ["BNB_TEST_DEVICE"] == "npu":
     import torch_npu  # noqa: F401  # names the device
 
-DTYPE = torch.bfloat16
 RANK = int(os.environ["RANK"])
 DEVICE = torch.device("cpu") if os.environ["BNB_TEST_DEVICE"] == "cpu" else torch.device("npu", RANK)
+DTYPE = torch.bfloat16 if DEVICE.type == "cpu" or torch.npu.is_bf16_supported() else torch.float16
 
 
 class Block(torch.nn.Module):
@@ -25,7 +25,7 @@ class Block(torch.nn.Module):
         super().__init__()
         self.base = bnb.nn.Linear4bit(64, 64, bias=False, compute_dtype=DTYPE, quant_type="nf4", quant_storage=storage)
         self.base.weight = bnb.nn.Params4bit(
-            torch.randn(64, 64).to(DTYPE),
+            (torch.randn(64, 64) / 8).to(DTYPE),
             requires_grad=False,
             quant_type="nf4",
             quant_storage=storage,
@@ -44,7 +44,7 @@ def build(storage):
 
 
 def train(model, x):
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     losses = []
     for _ in range(3):
         loss = model(x).float().pow(2).mean()

@@ -6,7 +6,7 @@ import torch
 import bitsandbytes as bnb
 
 from . import models
-from .models import DEVICE
+from .models import DEVICE, DTYPE
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.integration
@@ -102,7 +102,9 @@ def test_training_resumes_where_it_stopped(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    "bf16", [False, pytest.param(True, marks=pytest.mark.skipif(DTYPE is not torch.bfloat16, reason="needs bfloat16"))]
+)
 def test_qlora(tmp_path, llama, bf16):
     model = models.lora(llama, models.nf4())
     _, losses = run(tmp_path, "paged_adamw_8bit", model, bf16=bf16, gradient_checkpointing=bf16)
@@ -126,6 +128,7 @@ def test_the_trainer_refuses_a_quantised_model_without_an_adapter(tmp_path, llam
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(DTYPE is not torch.bfloat16, reason="trl casts the adapters of a quantised model to bfloat16")
 def test_supervised_fine_tuning_with_trl(tmp_path, llama):
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
