@@ -256,7 +256,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void refuse_ops(std::string names) {
   std::istringstream lines(std::move(names));
-  for (std::string name; lines >> name;) refused().insert(name);
+  Names families;  // names without the overload
+  for (std::string name; lines >> name;) {
+    refused().insert(name);
+    families.insert(name.substr(0, name.find('.')));
+  }
+  // PyTorch computes `gelu_backward` by its overload with `out`. Where the device has the one and not the other, the
+  // one must come here itself.
+  static torch::Library direct(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto name = c10::toString(op);
+    if (!families.count(op.name) || refused().count(name)) continue;
+    const auto handle = c10::Dispatcher::singleton().findOp(op);
+    if (handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional))
+      direct.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 }  // namespace simulator
