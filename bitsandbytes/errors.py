@@ -19,7 +19,7 @@ class UnsupportedError(BitsAndBytesError, NotImplementedError):
 
 
 class UnsupportedArgumentError(UnsupportedError, ValueError):
-    """An argument of an optimizer that no update rule here honours."""
+    """An argument that is valid elsewhere: an option that no update rule here honours, a dtype that a chip lacks."""
 
 
 class NotQuantizedError(BitsAndBytesError, RuntimeError):

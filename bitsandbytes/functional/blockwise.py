@@ -2,7 +2,7 @@
 
 import torch
 
-from .maps import name2qmap
+from .maps import table
 from .._ops import _checks as check
 from ..errors import ArgumentError
 from ..formats import DEFAULT_BLOCKSIZE_8BIT, num_blocks
@@ -10,7 +10,7 @@ from ..quant_state import QuantState
 
 
 def _map(code: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    return (name2qmap["dynamic"] if code is None else code).to(device, copy=True)
+    return table("dynamic", device) if code is None else code.to(device, copy=True)
 
 
 @torch.no_grad()  # codes have no derivative

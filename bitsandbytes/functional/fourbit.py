@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from .blockwise import compress_absmax, decoded_absmax, finish
-from .maps import get_4bit_type
+from .maps import table
 from .._ops import _checks as check
 from ..errors import ArgumentError
 from ..formats import DEFAULT_BLOCKSIZE_4BIT, NESTED_BLOCKSIZE, num_blocks, packed_bytes
@@ -63,7 +63,7 @@ def quantize_4bit(
         shape=A.shape,
         dtype=A.dtype,
         blocksize=blocksize,
-        code=get_4bit_type(quant_type, device=A.device),
+        code=table(quant_type, A.device),
         quant_type=quant_type,
     )
     if compress_statistics:

@@ -1,8 +1,10 @@
 """Quantisation maps as tensors: the 8-bit maps of the optimizers and other callers, and the 4-bit code tables."""
 
+import functools
 from itertools import product
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import UnsupportedError
 from ..formats import CODEBOOKS, MAP_SIZE, create_dynamic_map
@@ -118,3 +120,24 @@ def get_4bit_type(typename, device=None, blocksize=64) -> torch.Tensor:
 
 #: The maps that optimizers and `quantize_blockwise` use, by name, on the CPU.
 name2qmap = {"dynamic": create_dynamic_map(signed=True), "udynamic": create_dynamic_map(signed=False)}
+
+
+def table(name: str, device: torch.device) -> torch.Tensor:
+    """A new tensor of the levels of "nf4", "fp4" or the "dynamic" map.
+
+    The first for a device is copied from the host, the others from one that stays there.
+    """
+    # What a mode or a compiler sees may be no real tensor, and must not stay.
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+        return _make_table(name, device)
+    return _shared_table(name, device).clone()
+
+
+def _make_table(name: str, device: torch.device) -> torch.Tensor:
+    return name2qmap[name].to(device, copy=True) if name in name2qmap else get_4bit_type(name, device)
+
+
+@functools.cache
+def _shared_table(name: str, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return _make_table(name, device)

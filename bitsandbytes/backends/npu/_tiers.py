@@ -28,7 +28,7 @@ TIERS = ("ascendc", "torch_npu", "default")
 class Call(NamedTuple):
     """What of a call decides who runs it. None stands for what the operator does not have."""
 
-    dtype: torch.dtype  # of the first tensor
+    dtype: torch.dtype | None  # of the first tensor; None for packed codes, whose dtype is only how they are stored
     rank: int
     blocksize: int | None
     out_dtype: torch.dtype | None
@@ -44,7 +44,7 @@ class Support:
 
     Attributes:
         families: Names of chip families.
-        dtypes: Of the first tensor.
+        dtypes: Of the first tensor, unless that is packed.
         ranks: Of the first tensor.
         blocksizes, out_dtypes: Of operators that have these arguments.
     """
@@ -184,6 +184,7 @@ def _reader(op: str) -> Callable[[tuple[Any, ...]], Call]:
     arguments = _ops.schema(op).arguments
     names = [argument.name for argument in arguments]
     first = next(i for i, argument in enumerate(arguments) if "Tensor" in str(argument.type))
+    is_packed = op.startswith("dequantize_4bit")
     nowhere = len(names)
     blocksize_at = names.index("blocksize") if "blocksize" in names else nowhere
     dtype_at = names.index("dtype") if "dtype" in names else nowhere
@@ -191,7 +192,7 @@ def _reader(op: str) -> Callable[[tuple[Any, ...]], Call]:
     def read(args: tuple[Any, ...]) -> Call:
         tensor, count = args[first], len(args)  # PyTorch leaves trailing defaults out
         return Call(
-            tensor.dtype,
+            None if is_packed else tensor.dtype,
             tensor.dim(),
             args[blocksize_at] if blocksize_at < count else None,
             args[dtype_at] if dtype_at < count else None,

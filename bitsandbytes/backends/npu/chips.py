@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from ...errors import UnsupportedError
+from ...errors import UnsupportedArgumentError
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def check_dtype(op: str, dtype: torch.dtype) -> None:
     """Raise if this process's chip cannot compute with `dtype`.
 
     Raises:
-        UnsupportedError: bfloat16 on a chip without it.
+        UnsupportedArgumentError: (a ValueError) bfloat16 on a chip without it.
     """
     if dtype == torch.bfloat16 and not chip().bf16:
-        raise UnsupportedError(
+        raise UnsupportedArgumentError(
             f"{op}: {chip().name} has no bfloat16; use torch.float16, for example "
             "bnb_4bit_compute_dtype=torch.float16 and dtype=torch.float16 when the model is loaded"
         )
