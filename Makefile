@@ -39,7 +39,7 @@ SETUP := pyproject.toml setup.py requirements/constraints.txt $(NATIVE)
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
 # A torch_npu for machines without a card: the prefixes of commands that run on it.
-SIMULATOR := PYTHONPATH=tests/simulator
+SIMULATOR := PYTHONPATH=$(CURDIR)/tests/simulator
 SIMULATED := $(SIMULATOR) BNB_TEST_DEVICE=npu:0
 NPU_CORE := $(addprefix tests/,backends integrations nn ops/test_samples.py) $(wildcard tests/simulator/test_*.py)
 NPU_TESTS := $(NPU_CORE) $(addprefix tests/,autograd cli functional golden ops optim)
