@@ -1,0 +1,140 @@
+// How the work of an operator is cut into shares of cores and tiles of the unified buffer (UB): integers only, the same
+// code on the host, in the kernels and in the tests. A tiling is a plain struct that travels by value.
+#pragma once
+
+#include <cstdint>
+
+#ifndef BNB_AICORE
+#define BNB_AICORE  // what marks device functions; the kernels define it before they include this file
+#endif
+
+namespace bnb {
+namespace npu {
+
+// What the host asks the platform for.
+struct Platform {
+  uint32_t cores;     // vector cores that this stream may use
+  uint32_t ub_bytes;  // the whole UB of a core
+};
+
+// The end of the UB that belongs to the API: Select keeps its temporaries in 8 KiB, the last 256 B are the runtime's
+// (asc-devkit, "Select" and "NPU architecture 2201").
+constexpr uint32_t kReservedUb = 8 * 1024 + 256;
+
+constexpr uint32_t kMaxTile = 16384;    // elements
+constexpr uint32_t kBlockBytes = 32;    // of a data block, the unit of every UB address
+constexpr uint32_t kNestedBlock = 256;  // quantisation blocks that share a second-level statistic
+constexpr uint32_t kLevels4 = 16;
+constexpr uint32_t kPoints4 = 15;
+constexpr uint32_t kMapSize = 256;
+
+BNB_AICORE constexpr uint32_t RoundUp(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
+BNB_AICORE constexpr int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+// `n` elements for `cores` cores, in whole units. Every core has work: there are never more cores than units.
+struct Shares {
+  int64_t n;
+  int64_t units_per_core;  // the first `extra` cores have one more
+  uint32_t extra;
+  uint32_t cores;  // blocks to launch; 0 if there is nothing to do
+  uint32_t unit;   // elements
+
+  BNB_AICORE constexpr int64_t Begin(int64_t core) const {
+    const int64_t first = core * units_per_core + (core < extra ? core : extra);
+    // Compared in units: the end of the last unit may lie beyond what 64 bits hold.
+    return first > n / unit ? n : first * unit;
+  }
+  BNB_AICORE constexpr int64_t End(int64_t core) const { return Begin(core + 1); }
+};
+
+constexpr Shares MakeShares(int64_t n, uint32_t unit, uint32_t cores) {
+  const int64_t units = n > 0 ? CeilDiv(n, unit) : 0;
+  const int64_t used = units < cores ? units : cores;
+  return {n > 0 ? n : 0, used > 0 ? units / used : 0, static_cast<uint32_t>(used > 0 ? units % used : 0),
+          static_cast<uint32_t>(used), unit};
+}
+
+// A tile ends where a multiple of its size is, so it never straddles one, wherever a share begins.
+BNB_AICORE constexpr int64_t TileEnd(int64_t begin, int64_t end, uint32_t tile) {
+  const int64_t left = tile - begin % tile;
+  return end - begin < left ? end : begin + left;
+}
+
+// The largest power of two from `smallest` to `largest` whose buffers fit; 0 if none does.
+template <typename Layout>
+constexpr uint32_t LargestTile(uint32_t smallest, uint32_t largest, const Layout& layout, const Platform& platform) {
+  for (uint32_t tile = largest; tile >= smallest && tile > 0; tile /= 2) {
+    if (static_cast<uint64_t>(layout.Bytes(tile)) + kReservedUb <= platform.ub_bytes) return tile;
+  }
+  return 0;
+}
+
+constexpr bool IsPowerOfTwo(uint32_t value) { return value != 0 && (value & (value - 1)) == 0; }
+constexpr bool IsBlocksize4(uint32_t blocksize) {
+  return IsPowerOfTwo(blocksize) && blocksize >= 32 && blocksize <= 4096;
+}
+
+// Shares begin at multiples of 512 packed bytes, as transfers prefer (asc-devkit, "GM addresses aligned to 512 B").
+constexpr uint32_t kUnit4 = 1024;
+constexpr uint32_t Unit4(uint32_t blocksize) { return blocksize > kUnit4 ? blocksize : kUnit4; }
+
+// --- dequantize_4bit -------------------------------------------------------------------------------------------------
+
+// Sizes of the buffers in bytes. The kernel and the choice of the tile both ask here.
+struct Dequantize4bitLayout {
+  uint32_t blocksize;
+  uint32_t out_size;  // bytes of an element of the output
+  bool nested;
+
+  // Blocks whose table one Gather reads. Byte offsets are computed in half, which holds multiples of 2 up to 4096 and
+  // multiples of 4 up to 8192: 128 tables of 16 entries.
+  static constexpr uint32_t kGroup = 128;
+
+  BNB_AICORE constexpr uint32_t Blocks(uint32_t tile) const { return RoundUp(tile / blocksize, 8); }
+  BNB_AICORE constexpr uint32_t Packed(uint32_t tile) const { return RoundUp(tile / 2, kBlockBytes); }
+  BNB_AICORE constexpr uint32_t Absmax(uint32_t tile) const { return nested ? kBlockBytes : Scales(tile); }
+  BNB_AICORE constexpr uint32_t Codes(uint32_t tile) const { return RoundUp(Blocks(tile), kBlockBytes); }
+  BNB_AICORE constexpr uint32_t Scales(uint32_t tile) const { return Blocks(tile) * 4; }
+  BNB_AICORE constexpr uint32_t Out(uint32_t tile) const { return tile * out_size; }
+  BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const {
+    const uint32_t products = Blocks(tile) * (kBlockBytes + kLevels4 * 4);
+    return products > tile * 4 ? products : tile * 4;
+  }
+  BNB_AICORE constexpr uint32_t Group(uint32_t tile) const {
+    return tile < kGroup * blocksize ? tile : kGroup * blocksize;
+  }
+  BNB_AICORE constexpr uint32_t Table(uint32_t tile) const { return Blocks(tile) * kLevels4 * out_size; }
+  static constexpr uint32_t kConstants = kLevels4 * 4 + 3 * kBlockBytes;
+  static constexpr uint32_t kNested = kMapSize * 4 + 2 * kBlockBytes;
+
+  constexpr uint32_t Bytes(uint32_t tile) const {
+    const uint32_t queues = 2 * (Packed(tile) + Absmax(tile) + Out(tile) + (nested ? Codes(tile) : 0));
+    return queues + Scratch(tile) + Group(tile) * 2 + Table(tile) + kConstants + (nested ? kNested + Scales(tile) : 0);
+  }
+};
+
+struct Dequantize4bitTiling {
+  Shares shares;
+  uint32_t tile;
+  uint32_t blocksize;
+  uint32_t nested;
+  float levels[kLevels4];  // in code order
+};
+
+// `tile` is 0 if the UB is too small. `levels` has 16 entries.
+constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize, uint32_t out_size, bool nested,
+                                                  const float* levels, const Platform& platform) {
+  const Dequantize4bitLayout layout{blocksize, out_size, nested};
+  // One second-level statistic for a tile, and Brcb repeats 255 times at most.
+  const uint32_t most = kNestedBlock * blocksize < kMaxTile ? kNestedBlock * blocksize : kMaxTile;
+  Dequantize4bitTiling tiling{MakeShares(n, Unit4(blocksize), platform.cores),
+                              LargestTile(blocksize, most, layout, platform),
+                              blocksize,
+                              nested ? 1u : 0u,
+                              {}};
+  for (uint32_t i = 0; i < kLevels4; ++i) tiling.levels[i] = levels[i];
+  return tiling;
+}
+
+}  // namespace npu
+}  // namespace bnb
