@@ -1,0 +1,176 @@
+"""The Ascend C kernels on the simulated chip, bit for bit against the reference.
+
+The simulator fails a call whose kernel breaks a rule of the chip, so each of these tests also proves bounds, alignment,
+order and so on for its sizes. tests/simulator/ascendc/README.md says what it cannot show.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from bitsandbytes.backends.default import fourbit
+from bitsandbytes.formats import create_dynamic_map, num_blocks, packed_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = ROOT / "tests" / "simulator" / "ascendc"
+KERNELS = ROOT / "csrc" / "npu" / "kernels"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+QUANT_TYPES = ("nf4", "fp4")
+BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+UB = 192 * 1024
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("cores", ctypes.c_uint32),
+        ("ub_bytes", ctypes.c_uint32),
+        ("at_end", ctypes.c_int32),
+        ("only_block", ctypes.c_int32),
+    ]
+
+
+class Result(ctypes.Structure):
+    _fields_ = [
+        ("cycles", ctypes.c_double),
+        ("bound", ctypes.c_double),
+        ("busy", ctypes.c_double * 4),
+        ("cores", ctypes.c_uint32),
+        ("tile", ctypes.c_uint32),
+        ("error", ctypes.c_char * 640),
+    ]
+
+
+@dataclass
+class Simulated:
+    """Calls an operator of the library; a violation is an AssertionError with the kernel, the call and the address."""
+
+    library: ctypes.CDLL
+
+    def __call__(self, op, dtype, *arguments, cores=40, at_end=True, only_block=-1) -> Result:
+        options, result = Options(cores, UB, at_end, only_block), Result()
+        values = [
+            ctypes.c_void_p(None if value is None else value.data_ptr())
+            if value is None or isinstance(value, torch.Tensor)
+            else ctypes.c_int64(value)
+            for value in arguments
+        ]
+        function = getattr(self.library, f"bnb_sim_{op}")
+        status = function(ctypes.byref(options), ctypes.byref(result), DTYPES.index(dtype), *values)
+        assert status == 0, result.error.decode()
+        return result
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory) -> Simulated:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("ascendc") / "libbitsandbytes_npu_sim.so"
+    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", f"-I{SIMULATOR}", f"-I{ROOT / 'csrc'}"]
+    sources = [SIMULATOR / "host.cpp", *sorted(KERNELS.glob("*.cpp"))]
+    subprocess.run([compiler, *options, *map(str, sources), "-o", str(library)], check=True)
+    return Simulated(ctypes.CDLL(str(library)))
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """All NaNs are one value; -0 is not 0."""
+    if not actual.dtype.is_floating_point:
+        return torch.equal(actual, expected)
+    bits = torch.int32 if actual.dtype == torch.float32 else torch.int16
+    equal = actual.view(bits) == expected.view(bits)
+    return bool((equal | (actual.isnan() & expected.isnan())).all())
+
+
+def around(*sizes: int) -> list[int]:
+    return sorted({size + d for size in sizes for d in range(-2, 3) if size + d > 0})
+
+
+# What makes an absmax special: zero, both subnormal ranges, the largest, infinity, NaN.
+SPECIAL = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 2.9e-39, 1.2e-38, 6e-8, 65504.0, 1e5, 3.4e38, torch.inf, torch.nan])
+
+
+def packed_case(n: int, blocksize: int, seed: int = 0, special: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed + n)
+    packed = torch.randint(0, 256, (packed_bytes(n),), dtype=torch.uint8, generator=generator)
+    absmax = torch.rand(num_blocks(n, blocksize), generator=generator)
+    if special:
+        absmax[torch.rand(absmax.shape, generator=generator) < 0.5] = SPECIAL[0]
+        picks = torch.randint(0, len(SPECIAL), absmax.shape, generator=generator)
+        absmax = torch.where(torch.rand(absmax.shape, generator=generator) < 0.7, SPECIAL[picks], absmax)
+    return packed, absmax
+
+
+def check_dequantize_4bit(simulated, n, dtype, quant_type="nf4", blocksize=64, special=False, **options):
+    packed, absmax = packed_case(n, blocksize, special=special)
+    out = torch.empty(n, dtype=dtype)
+    which = QUANT_TYPES.index(quant_type)
+    result = simulated(
+        "dequantize_4bit", dtype, which, n, blocksize, packed, absmax, None, None, None, out, **options
+    )
+    expected = fourbit.dequantize_4bit(packed, absmax, blocksize, quant_type, (n,), dtype)
+    assert same_bits(out, expected), (n, dtype, quant_type, blocksize)
+    return result
+
+
+def test_dequantize_4bit_every_size(simulated):
+    for n in range(1, 5001):
+        check_dequantize_4bit(simulated, n, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cores", [1, 8, 20, 40, 48])
+def test_dequantize_4bit_boundaries(simulated, dtype, cores):
+    # Of units (1024), tiles, shares, and sizes at which an earlier public kernel wrote past the end.
+    for n in around(64, 1024, 2496, 4096, 8192, 16384, 1024 * cores, 2048 * cores):
+        check_dequantize_4bit(simulated, n, dtype, cores=cores, at_end=n % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES)
+def test_dequantize_4bit_blocksizes(simulated, dtype, quant_type, blocksize):
+    for n in (1, blocksize - 1, blocksize, blocksize + 1, 3 * blocksize, 40001, 65537):
+        check_dequantize_4bit(simulated, n, dtype, quant_type, blocksize, special=True, cores=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES)
+def test_dequantize_4bit_nested(simulated, dtype, blocksize):
+    # 256 blocks share a second-level statistic; the sizes cross from one to the next.
+    code = create_dynamic_map()
+    for n in (1, blocksize + 1, 256 * blocksize if blocksize <= 512 else 9 * blocksize, 256 * 64 + 3, 600 * 32 + 1):
+        packed, _ = packed_case(n, blocksize)
+        generator = torch.Generator().manual_seed(n)
+        codes = torch.randint(0, 256, (num_blocks(n, blocksize),), dtype=torch.uint8, generator=generator)
+        second = torch.rand(num_blocks(codes.numel(), 256), generator=generator)
+        offset = torch.tensor([0.37])
+        out = torch.empty(n, dtype=dtype)
+        simulated("dequantize_4bit", dtype, 0, n, blocksize, packed, second, codes, code, offset, out, cores=3)
+        absmax = code[codes.int()] * second.repeat_interleave(256)[: codes.numel()] + offset
+        expected = fourbit.dequantize_4bit(packed, absmax, blocksize, "nf4", (n,), dtype)
+        assert same_bits(out, expected), (n, dtype, blocksize)
+
+
+# Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes.
+N = 4096 * 4096
+MODEL = [(torch.float32, 1.4), (torch.float16, 2.3), (torch.bfloat16, 2.3)]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), MODEL)
+def test_dequantize_4bit_modelled_time(simulated, dtype, limit):
+    # The first block has the largest share; the others would take as long.
+    result = check_one_block(simulated, dtype)
+    assert result.cores == 40
+    assert 1.0 <= result.cycles / result.bound <= limit
+
+
+def check_one_block(simulated, dtype) -> Result:
+    packed, absmax = packed_case(N, 64)
+    out = torch.empty(N, dtype=dtype)
+    arguments = (0, N, 64, packed, absmax, None, None, None, out)
+    return simulated("dequantize_4bit", dtype, *arguments, only_block=0)
