@@ -136,5 +136,52 @@ constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize,
   return tiling;
 }
 
+// --- quantize_4bit ---------------------------------------------------------------------------------------------------
+
+struct Quantize4bitLayout {
+  uint32_t blocksize;
+  uint32_t in_size;  // bytes of an element of the input
+
+  static constexpr uint32_t kMasks = kPoints4 + 1;
+  static constexpr uint32_t kStatistics = 4;
+
+  // Comparisons take whole repeats of 64 elements.
+  BNB_AICORE constexpr uint32_t Granule() const { return blocksize < 64 ? 64 : blocksize; }
+  BNB_AICORE constexpr uint32_t In(uint32_t tile) const { return tile * in_size; }
+  BNB_AICORE constexpr uint32_t Values(uint32_t tile) const { return tile * 4; }
+  BNB_AICORE constexpr uint32_t Packed(uint32_t tile) const { return tile / 2; }
+  BNB_AICORE constexpr uint32_t Statistic(uint32_t tile) const { return RoundUp(tile / blocksize, 64) * 4; }
+  BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const { return tile * 6; }
+  BNB_AICORE constexpr uint32_t Mask(uint32_t tile) const { return tile / 8; }
+
+  constexpr uint32_t Bytes(uint32_t tile) const {
+    const uint32_t queues = 2 * (In(tile) + Packed(tile) + Statistic(tile));
+    return queues + (in_size == 4 ? 0 : Values(tile)) + Scratch(tile) + kMasks * Mask(tile) +
+           kStatistics * Statistic(tile) + 4 * kBlockBytes;
+  }
+};
+
+struct Quantize4bitTiling {
+  Shares shares;
+  uint32_t tile;
+  uint32_t blocksize;
+  uint32_t fp4;            // else NF4
+  float points[kPoints4];  // decision points, ascending: 15 between the levels, for FP4 7 between the magnitudes
+};
+
+constexpr Quantize4bitTiling TileQuantize4bit(int64_t n, uint32_t blocksize, uint32_t in_size, bool fp4,
+                                              const float* points, const Platform& platform) {
+  const Quantize4bitLayout layout{blocksize, in_size};
+  const uint32_t smallest = blocksize < 256 ? 256 : blocksize;
+  const uint32_t most = kNestedBlock * blocksize < kMaxTile ? kNestedBlock * blocksize : kMaxTile;
+  Quantize4bitTiling tiling{MakeShares(n, Unit4(blocksize), platform.cores),
+                            LargestTile(smallest, most, layout, platform),
+                            blocksize,
+                            fp4 ? 1u : 0u,
+                            {}};
+  for (uint32_t i = 0; i < (fp4 ? kPoints4 / 2 : kPoints4); ++i) tiling.points[i] = points[i];
+  return tiling;
+}
+
 }  // namespace npu
 }  // namespace bnb

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bitsandbytes.backends.default import fourbit
-from bitsandbytes.formats import create_dynamic_map, num_blocks, packed_bytes
+from bitsandbytes.formats import CODEBOOKS, create_dynamic_map, decision_points, num_blocks, packed_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "tests" / "simulator" / "ascendc"
@@ -109,9 +109,7 @@ def check_dequantize_4bit(simulated, n, dtype, quant_type="nf4", blocksize=64, s
     packed, absmax = packed_case(n, blocksize, special=special)
     out = torch.empty(n, dtype=dtype)
     which = QUANT_TYPES.index(quant_type)
-    result = simulated(
-        "dequantize_4bit", dtype, which, n, blocksize, packed, absmax, None, None, None, out, **options
-    )
+    result = simulated("dequantize_4bit", dtype, which, n, blocksize, packed, absmax, None, None, None, out, **options)
     expected = fourbit.dequantize_4bit(packed, absmax, blocksize, quant_type, (n,), dtype)
     assert same_bits(out, expected), (n, dtype, quant_type, blocksize)
     return result
@@ -156,21 +154,97 @@ def test_dequantize_4bit_nested(simulated, dtype, blocksize):
         assert same_bits(out, expected), (n, dtype, blocksize)
 
 
-# Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes.
+def float_case(n: int, dtype: torch.dtype, seed: int = 0, special: bool = False) -> torch.Tensor:
+    """Values whose scale changes every 32 elements; some of the runs hold special values."""
+    generator = torch.Generator().manual_seed(seed + n)
+    values = torch.randn(n, generator=generator)
+    if special:
+        runs = num_blocks(n, 32)
+        scales = 2.0 ** torch.randint(-140, 120, (runs,), generator=generator)
+        scales = torch.where(torch.rand(runs, generator=generator) < 0.5, scales, 1.0)
+        values *= scales.repeat_interleave(32)[:n]
+        picks = SPECIAL[torch.randint(0, len(SPECIAL), (n,), generator=generator)]
+        picks = torch.where(torch.rand(n, generator=generator) < 0.5, picks, -picks)
+        rare = (torch.rand(runs, generator=generator) < 0.2).repeat_interleave(32)[:n]
+        values = torch.where(rare & (torch.rand(n, generator=generator) < 0.2), picks, values)
+    return values.to(dtype)
+
+
+def check_quantize_4bit(simulated, values, quant_type="nf4", blocksize=64, **options) -> Result:
+    n = values.numel()
+    packed, absmax = torch.empty(packed_bytes(n), dtype=torch.uint8), torch.empty(num_blocks(n, blocksize))
+    which = QUANT_TYPES.index(quant_type)
+    result = simulated("quantize_4bit", values.dtype, which, n, blocksize, values, packed, absmax, **options)
+    expected, statistics = fourbit.quantize_4bit(values, blocksize, quant_type, torch.uint8)
+    assert same_bits(absmax, statistics), (n, values.dtype, quant_type, blocksize)
+    assert same_bits(packed, expected.view(-1)), (n, values.dtype, quant_type, blocksize)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_quantize_4bit_sizes(simulated, dtype, quant_type):
+    for n in [*range(1, 140), *range(140, 5000, 81)]:
+        check_quantize_4bit(simulated, float_case(n, dtype), quant_type, at_end=n % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cores", [1, 8, 20, 40, 48])
+def test_quantize_4bit_boundaries(simulated, dtype, cores):
+    for n in around(4096, 8192, 1024 * cores):
+        check_quantize_4bit(simulated, float_case(n, dtype), cores=cores)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES)
+def test_quantize_4bit_special_values(simulated, dtype, quant_type, blocksize):
+    for seed, n in enumerate((1, blocksize - 1, blocksize, blocksize + 1, 3 * blocksize, 20001, 40001)):
+        values = float_case(n, dtype, seed, special=True)
+        check_quantize_4bit(simulated, values, quant_type, blocksize, cores=2)
+
+
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_quantize_4bit_special_blocks(simulated, quant_type):
+    # Blocks that are all one special value, and one special value among others, with odd ends.
+    for value in (*SPECIAL.tolist(), *(-SPECIAL).tolist()):
+        for n in (1, 63, 64, 65):
+            check_quantize_4bit(simulated, torch.full((n,), value), quant_type)
+            values = float_case(n, torch.float32)
+            values[n // 2] = value
+            check_quantize_4bit(simulated, values, quant_type)
+
+
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+def test_quantize_4bit_decision_points(simulated, quant_type):
+    # At, just below and just above every point, and every level; the block's maximum is 1.
+    points = torch.tensor([*decision_points(quant_type), *CODEBOOKS[quant_type]])
+    near = torch.cat([points, points.nextafter(torch.tensor(2.0)), points.nextafter(torch.tensor(-2.0))])
+    near = torch.cat([near, -near]).clamp(-1, 1)
+    blocks = torch.nn.functional.pad(near, (0, -near.numel() % 63)).view(-1, 63)
+    check_quantize_4bit(simulated, torch.nn.functional.pad(blocks, (1, 0), value=1.0).reshape(-1), quant_type)
+
+
+# Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes. One block runs:
+# the first has the largest share, the others would take as long.
 N = 4096 * 4096
-MODEL = [(torch.float32, 1.4), (torch.float16, 2.3), (torch.bfloat16, 2.3)]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), MODEL)
-def test_dequantize_4bit_modelled_time(simulated, dtype, limit):
-    # The first block has the largest share; the others would take as long.
-    result = check_one_block(simulated, dtype)
+def modelled(result: Result, limit: float) -> None:
     assert result.cores == 40
     assert 1.0 <= result.cycles / result.bound <= limit
 
 
-def check_one_block(simulated, dtype) -> Result:
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1.4), (torch.float16, 2.3), (torch.bfloat16, 2.3)])
+def test_dequantize_4bit_modelled_time(simulated, dtype, limit):
     packed, absmax = packed_case(N, 64)
     out = torch.empty(N, dtype=dtype)
     arguments = (0, N, 64, packed, absmax, None, None, None, out)
-    return simulated("dequantize_4bit", dtype, *arguments, only_block=0)
+    modelled(simulated("dequantize_4bit", dtype, *arguments, only_block=0), limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quantize_4bit_modelled_time(simulated, dtype):
+    values = torch.ones(N, dtype=dtype)
+    packed, absmax = torch.empty(packed_bytes(N), dtype=torch.uint8), torch.empty(num_blocks(N, 64))
+    modelled(simulated("quantize_4bit", dtype, 0, N, 64, values, packed, absmax, only_block=0), 6.0)

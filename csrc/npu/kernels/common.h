@@ -15,6 +15,9 @@ constexpr uint32_t kRepeatBytes = 256;  // what a vector instruction processes i
 constexpr uint32_t kMaxRepeats = 255;
 constexpr int kBuffers = 2;  // one is transferred while the other is computed with
 
+constexpr float kLargest = 3.4028234663852886e38f;  // of fp32
+constexpr float kInfinity = __builtin_inff();
+
 using InQueue = TQue<TPosition::VECIN, kBuffers>;
 using OutQueue = TQue<TPosition::VECOUT, kBuffers>;
 using Scratch = TBuf<TPosition::VECCALC>;
@@ -76,6 +79,41 @@ __aicore__ inline void MulBlock(const LocalTensor<T>& dst, const LocalTensor<T>&
 }
 #undef BNB_WITH_BLOCK
 
+// values[b][i] = values[b][i] op scales[b], for `blocks` blocks of `blocksize` fp32 values. `copies` has a data block
+// of equal values for each block, as Brcb makes it. A repeat takes 64 values of one block; strides between blocks fit
+// in their 8 bits up to a blocksize of 1024.
+#define BNB_BY_BLOCK(op, values, copies, blocksize, blocks)                                                      \
+  do {                                                                                                           \
+    const uint32_t lanes = (blocksize) < 64 ? (blocksize) : 64;                                                  \
+    if ((blocksize) <= 1024) {                                                                                   \
+      const uint8_t stride = static_cast<uint8_t>((blocksize) / 8);                                              \
+      for (uint32_t b = 0; b < (blocks); b += kMaxRepeats) {                                                     \
+        const uint8_t times = static_cast<uint8_t>((blocks) - b < kMaxRepeats ? (blocks) - b : kMaxRepeats);     \
+        for (uint32_t i = 0; i < (blocksize); i += lanes) {                                                      \
+          LocalTensor<float> part = (values)[b * (blocksize) + i];                                               \
+          op(part, part, (copies)[b * 8], static_cast<uint64_t>(lanes), times,                                   \
+             BinaryRepeatParams{1, 1, 0, stride, stride, 1});                                                    \
+        }                                                                                                        \
+      }                                                                                                          \
+    } else {                                                                                                     \
+      for (uint32_t b = 0; b < (blocks); ++b) {                                                                  \
+        LocalTensor<float> part = (values)[b * (blocksize)];                                                     \
+        op(part, part, (copies)[b * 8], static_cast<uint64_t>(lanes), static_cast<uint8_t>((blocksize) / lanes), \
+           BinaryRepeatParams{1, 1, 0, 8, 8, 0});                                                                \
+      }                                                                                                          \
+    }                                                                                                            \
+  } while (false)
+
+__aicore__ inline void MulByBlock(const LocalTensor<float>& values, const LocalTensor<float>& copies,
+                                  uint32_t blocksize, uint32_t blocks) {
+  BNB_BY_BLOCK(Mul, values, copies, blocksize, blocks);
+}
+__aicore__ inline void DivByBlock(const LocalTensor<float>& values, const LocalTensor<float>& copies,
+                                  uint32_t blocksize, uint32_t blocks) {
+  BNB_BY_BLOCK(Div, values, copies, blocksize, blocks);
+}
+#undef BNB_BY_BLOCK
+
 // values = values * block + added
 __aicore__ inline void MulBlockAdd(const LocalTensor<half>& values, const LocalTensor<half>& block,
                                    const LocalTensor<half>& added, uint32_t count) {
@@ -101,6 +139,71 @@ __aicore__ inline void ScalarThenVector() {
   const TEventID event = GetTPipePtr()->FetchEventID(HardEvent::S_V);
   SetFlag<HardEvent::S_V>(event);
   WaitFlag<HardEvent::S_V>(event);
+}
+
+// And the other way round.
+__aicore__ inline void VectorThenScalar() {
+  const TEventID event = GetTPipePtr()->FetchEventID(HardEvent::V_S);
+  SetFlag<HardEvent::V_S>(event);
+  WaitFlag<HardEvent::V_S>(event);
+}
+
+// --- Statistics ------------------------------------------------------------------------------------------------------
+
+// The largest magnitude of each of `blocks` blocks, NaN if the block holds one. What the fp32 reductions make of NaN is
+// not documented. So magnitudes are compared as integers, among which NaN is largest, down to 8 values a block; of
+// these the sum is NaN if one is. `scratch` begins with the magnitudes and has room for half as many values after them;
+// `absmax` and `sums` have room for `blocks` values in whole repeats. Leaves zeros after the last block.
+__aicore__ inline void BlockMaxima(const LocalTensor<float>& absmax, const LocalTensor<float>& sums,
+                                   const LocalTensor<int32_t>& scratch, const LocalTensor<uint8_t>& mask,
+                                   uint32_t blocksize, uint32_t blocks) {
+  LocalTensor<int32_t> from = scratch, to = scratch[blocks * blocksize];
+  for (uint32_t width = blocksize; width > 8; width /= 2) {
+    // Data block d is the maximum of data blocks 2d and 2d + 1.
+    const uint32_t count = blocks * width / 2, repeats = count / 64;  // at most kMaxTile / 128
+    const BinaryRepeatParams strides{1, 2, 2, 8, 16, 16};
+    if (repeats != 0) Max(to, from, from[8], static_cast<uint64_t>(64), static_cast<uint8_t>(repeats), strides);
+    if (count % 64 != 0) {
+      Max(to[repeats * 64], from[repeats * 128], from[repeats * 128 + 8], static_cast<uint64_t>(count % 64),
+          static_cast<uint8_t>(1), strides);
+    }
+    Then();
+    const LocalTensor<int32_t> next = from;
+    from = to;
+    to = next;
+  }
+  const uint32_t rows = RoundUp(blocks, 8), count = RoundUp(blocks, 64);
+  if (rows != blocks) Duplicate(from[blocks * 8], 0, static_cast<int32_t>((rows - blocks) * 8));
+  Duplicate(absmax, 0.0f, static_cast<int32_t>(count));
+  Duplicate(sums, 0.0f, static_cast<int32_t>(count));
+  Then();
+  const LocalTensor<float> rest = from.ReinterpretCast<float>();
+  BlockReduceMax(absmax, rest, static_cast<int32_t>(rows / 8), 64, 1, 1, 8);
+  BlockReduceSum(sums, rest, static_cast<int32_t>(rows / 8), 64, 1, 1, 8);
+  Then();
+  CompareScalar(mask, sums, kInfinity, CMPMODE::LE, count);
+  Then();
+  Select(absmax, mask, absmax, sums, SELMODE::VSEL_TENSOR_TENSOR_MODE, count);
+  Then();
+}
+
+// For blocks with these maxima, what a value is multiplied with and then divided by: (1 / absmax, 1), or (1, absmax)
+// where that reciprocal is not finite, or (1, 1) where absmax is 0. `count` is a multiple of 64.
+__aicore__ inline void Scaling(const LocalTensor<float>& factor, const LocalTensor<float>& divisor,
+                               const LocalTensor<float>& ones, const LocalTensor<float>& absmax,
+                               const LocalTensor<uint8_t>& usable, const LocalTensor<uint8_t>& zero, uint32_t count) {
+  Duplicate(ones, 1.0f, static_cast<int32_t>(count));
+  CompareScalar(zero, absmax, 0.0f, CMPMODE::EQ, count);
+  Then();
+  Div(factor, ones, absmax, static_cast<int32_t>(count));
+  Then();
+  CompareScalar(usable, factor, kLargest, CMPMODE::LE, count);
+  Then();
+  Select(factor, usable, factor, 1.0f, SELMODE::VSEL_TENSOR_SCALAR_MODE, count);
+  Select(divisor, usable, ones, absmax, SELMODE::VSEL_TENSOR_TENSOR_MODE, count);
+  Then();
+  Select(divisor, zero, ones, divisor, SELMODE::VSEL_TENSOR_TENSOR_MODE, count);
+  Then();
 }
 
 // --- Pieces of the 4-bit kernels -------------------------------------------------------------------------------------

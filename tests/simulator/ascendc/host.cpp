@@ -17,6 +17,8 @@ using namespace bnb::npu;
 BNB_DECLARE(dequantize_4bit, GM_ADDR packed, GM_ADDR absmax, GM_ADDR codes, GM_ADDR map, GM_ADDR offset, GM_ADDR out,
             Dequantize4bitTiling tiling)
 
+BNB_DECLARE(quantize_4bit, GM_ADDR values, GM_ADDR packed, GM_ADDR absmax, Quantize4bitTiling tiling)
+
 namespace {
 
 // Where and how a call runs.
@@ -101,4 +103,20 @@ BNB_EXPORT int bnb_sim_dequantize_4bit(const Options* options, Result* result, i
              m = call.In(map, kMapSize * 4), d = call.In(offset, 4), o = call.Out(out, n * size);
   const auto kernel = BNB_OF_DTYPE(dequantize_4bit, dtype);
   return call.Run("dequantize_4bit", tiling.shares, tiling.tile, [=] { kernel(a, b, c, m, d, o, tiling); });
+}
+
+BNB_EXPORT int bnb_sim_quantize_4bit(const Options* options, Result* result, int dtype, int quant_type, int64_t n,
+                                     uint32_t blocksize, const void* values, void* packed, void* absmax) {
+  Call call(options, result);
+  const int64_t size = dtype == BNB_FP32 ? 4 : 2;
+  float points[kPoints4] = {};
+  const bool fp4 = quant_type == BNB_FP4;
+  for (int i = 0; i < (fp4 ? bnb::kSignFP4 - 1 : bnb::kLevels - 1); ++i) {
+    points[i] = fp4 ? bnb::PointFP4(i) : bnb::PointNF4(i);
+  }
+  const auto tiling = TileQuantize4bit(n, blocksize, static_cast<uint32_t>(size), fp4, points, call.platform());
+  const auto v = call.In(values, n * size), p = call.Out(packed, CeilDiv(n, 2)),
+             a = call.Out(absmax, CeilDiv(n, blocksize) * 4);
+  const auto kernel = BNB_OF_DTYPE(quantize_4bit, dtype);
+  return call.Run("quantize_4bit", tiling.shares, tiling.tile, [=] { kernel(v, p, a, tiling); });
 }

@@ -88,6 +88,14 @@ T AddOne(T a, T b) {
   }
 }
 template <typename T>
+T SubOne(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+  } else {
+    return InFloat(a, b, [](float x, float y) { return x - y; });
+  }
+}
+template <typename T>
 T MulOne(T a, T b) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
@@ -207,9 +215,10 @@ T OrOne(T a, T b) {
   return static_cast<T>(a | b);
 }
 
-// "Add", "Mul", "Div", "Max", "And", "Or": types on A2. The count forms of And and Or also compile for 32-bit types, on
-// a chip, and then process half of the data.
+// "Add", "Sub", "Mul", "Div", "Max", "And", "Or": types on A2. The count forms of And and Or also compile for 32-bit
+// types, on a chip, and then process half of the data.
 SIM_BINARY(Add, sim::cost::Rate(sizeof(T)), AddOne, int16_t, half, int32_t, float)
+SIM_BINARY(Sub, sim::cost::Rate(sizeof(T)), SubOne, int16_t, half, int32_t, float)
 SIM_BINARY(Mul, sim::cost::Rate(sizeof(T)), MulOne, int16_t, half, int32_t, float)
 SIM_BINARY(Div, sim::cost::kDivRate, DivOne, half, float)
 SIM_BINARY(Max, sim::cost::Rate(sizeof(T)), MaxOne, int16_t, half, int32_t, float)

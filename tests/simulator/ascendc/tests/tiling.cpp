@@ -16,6 +16,7 @@ constexpr uint32_t kUb = 192 * 1024;
 
 static_assert(std::is_trivially_copyable_v<Dequantize4bitTiling> && std::is_standard_layout_v<Dequantize4bitTiling>,
               "a kernel takes it by value");
+static_assert(std::is_trivially_copyable_v<Quantize4bitTiling> && std::is_standard_layout_v<Quantize4bitTiling>);
 static_assert(TileDequantize4bit(1, 64, 2, false, kAnyLevels, {40, kUb}).shares.cores == 1, "one block needs one core");
 
 // Shares cover [0, n) once, in order, each begins with a unit, and none is empty.
@@ -91,6 +92,16 @@ int main() {
           }
         }
         CHECK(TileDequantize4bit(1, blocksize, out_size, nested, kAnyLevels, {40, 8192}).tile == 0);
+      }
+      const Quantize4bitLayout layout{blocksize, out_size};
+      for (const uint32_t ub : {kUb, kUb - 256, 2 * kUb}) {
+        for (const bool fp4 : {false, true}) {
+          const auto tiling = TileQuantize4bit(123456789, blocksize, out_size, fp4, kAnyLevels, {40, ub});
+          CHECK(tiling.tile >= layout.Granule() && tiling.tile % layout.Granule() == 0 && tiling.tile <= kMaxTile);
+          CHECK(layout.Bytes(tiling.tile) + kReservedUb <= ub);
+          CHECK(layout.Mask(tiling.tile) % kBlockBytes == 0 && tiling.tile / blocksize <= kNestedBlock);
+          CheckTiles(tiling.shares, tiling.tile);
+        }
       }
     }
   }
