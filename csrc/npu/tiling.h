@@ -183,5 +183,43 @@ constexpr Quantize4bitTiling TileQuantize4bit(int64_t n, uint32_t blocksize, uin
   return tiling;
 }
 
+// --- dequantize_blockwise --------------------------------------------------------------------------------------------
+
+constexpr bool IsBlocksize8(uint32_t blocksize) { return IsPowerOfTwo(blocksize) && blocksize >= 32; }
+
+struct DequantizeBlockwiseLayout {
+  uint32_t blocksize;
+  uint32_t out_size;  // bytes of an element of the output
+
+  BNB_AICORE constexpr uint32_t InTile(uint32_t tile) const { return blocksize < tile ? blocksize : tile; }
+  BNB_AICORE constexpr uint32_t Blocks(uint32_t tile) const { return RoundUp(tile / InTile(tile), 8); }
+  BNB_AICORE constexpr uint32_t Codes(uint32_t tile) const { return tile; }
+  BNB_AICORE constexpr uint32_t Absmax(uint32_t tile) const { return Blocks(tile) * 4; }
+  BNB_AICORE constexpr uint32_t Out(uint32_t tile) const { return tile * out_size; }
+  BNB_AICORE constexpr uint32_t Offsets(uint32_t tile) const { return tile * 4; }
+  BNB_AICORE constexpr uint32_t Copies(uint32_t tile) const { return Blocks(tile) * kBlockBytes; }
+  BNB_AICORE constexpr uint32_t Products(uint32_t tile) const { return tile * 4; }
+
+  constexpr uint32_t Bytes(uint32_t tile) const {
+    return 2 * (Codes(tile) + Absmax(tile) + Out(tile)) + kMapSize * 4 + Offsets(tile) + Copies(tile) +
+           (out_size == 4 ? 0 : Products(tile));
+  }
+};
+
+struct DequantizeBlockwiseTiling {
+  Shares shares;
+  uint32_t tile;
+  uint32_t blocksize;
+};
+
+constexpr DequantizeBlockwiseTiling TileDequantizeBlockwise(int64_t n, uint32_t blocksize, uint32_t out_size,
+                                                            const Platform& platform) {
+  const DequantizeBlockwiseLayout layout{blocksize, out_size};
+  // Brcb repeats 255 times at most, for 8 blocks each: a tile of the smallest blocks is what it takes.
+  const uint32_t tile = LargestTile(1024, 8192, layout, platform);
+  // A share begins with a block, or with a tile in a larger block.
+  return {MakeShares(n, Unit4(tile == 0 ? blocksize : layout.InTile(tile)), platform.cores), tile, blocksize};
+}
+
 }  // namespace npu
 }  // namespace bnb

@@ -13,7 +13,7 @@ import subprocess
 import pytest
 import torch
 
-from bitsandbytes.backends.default import fourbit
+from bitsandbytes.backends.default import blockwise, fourbit
 from bitsandbytes.formats import CODEBOOKS, create_dynamic_map, decision_points, num_blocks, packed_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,6 +225,31 @@ def test_quantize_4bit_decision_points(simulated, quant_type):
     check_quantize_4bit(simulated, torch.nn.functional.pad(blocks, (1, 0), value=1.0).reshape(-1), quant_type)
 
 
+def check_dequantize_blockwise(simulated, n, dtype, blocksize=256, special=False, **options) -> None:
+    _, absmax = packed_case(n, blocksize, special=special)
+    generator = torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator)
+    code, out = create_dynamic_map(), torch.empty(n, dtype=dtype)
+    simulated("dequantize_blockwise", dtype, n, blocksize, codes, absmax, code, out, **options)
+    expected = blockwise.dequantize_blockwise(codes, absmax, code, blocksize, dtype)
+    assert same_bits(out, expected), (n, dtype, blocksize)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cores", [1, 8, 20, 40, 48])
+def test_dequantize_blockwise_boundaries(simulated, dtype, cores):
+    for n in [*range(1, 40), *range(40, 5000, 331), *around(4096, 8192, 1024 * cores, 2048 * cores)]:
+        check_dequantize_blockwise(simulated, n, dtype, cores=cores, at_end=n % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("blocksize", [*BLOCKSIZES, 8192, 16384, 1 << 20])
+def test_dequantize_blockwise_blocksizes(simulated, dtype, blocksize):
+    # Blocks larger than a tile, and larger than the tensor.
+    for n in (1, min(blocksize, 1 << 15) + 1, 3 * min(blocksize, 1 << 14), 40001):
+        check_dequantize_blockwise(simulated, n, dtype, blocksize, special=True, cores=3)
+
+
 # Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes. One block runs:
 # the first has the largest share, the others would take as long.
 N = 4096 * 4096
@@ -248,3 +273,11 @@ def test_quantize_4bit_modelled_time(simulated, dtype):
     values = torch.ones(N, dtype=dtype)
     packed, absmax = torch.empty(packed_bytes(N), dtype=torch.uint8), torch.empty(num_blocks(N, 64))
     modelled(simulated("quantize_4bit", dtype, 0, N, 64, values, packed, absmax, only_block=0), 6.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("blocksize", [64, 4096])
+def test_dequantize_blockwise_modelled_time(simulated, dtype, blocksize):
+    codes, absmax = torch.zeros(N, dtype=torch.uint8), torch.ones(num_blocks(N, blocksize))
+    arguments = (N, blocksize, codes, absmax, create_dynamic_map(), torch.empty(N, dtype=dtype))
+    modelled(simulated("dequantize_blockwise", dtype, *arguments, only_block=0), 2.2)

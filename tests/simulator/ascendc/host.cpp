@@ -17,6 +17,8 @@ using namespace bnb::npu;
 BNB_DECLARE(dequantize_4bit, GM_ADDR packed, GM_ADDR absmax, GM_ADDR codes, GM_ADDR map, GM_ADDR offset, GM_ADDR out,
             Dequantize4bitTiling tiling)
 
+BNB_DECLARE(dequantize_blockwise, GM_ADDR codes, GM_ADDR absmax, GM_ADDR map, GM_ADDR out,
+            DequantizeBlockwiseTiling tiling)
 BNB_DECLARE(quantize_4bit, GM_ADDR values, GM_ADDR packed, GM_ADDR absmax, Quantize4bitTiling tiling)
 
 namespace {
@@ -119,4 +121,16 @@ BNB_EXPORT int bnb_sim_quantize_4bit(const Options* options, Result* result, int
              a = call.Out(absmax, CeilDiv(n, blocksize) * 4);
   const auto kernel = BNB_OF_DTYPE(quantize_4bit, dtype);
   return call.Run("quantize_4bit", tiling.shares, tiling.tile, [=] { kernel(v, p, a, tiling); });
+}
+
+BNB_EXPORT int bnb_sim_dequantize_blockwise(const Options* options, Result* result, int dtype, int64_t n,
+                                            uint32_t blocksize, const void* codes, const void* absmax, const void* map,
+                                            void* out) {
+  Call call(options, result);
+  const int64_t size = dtype == BNB_FP32 ? 4 : 2;
+  const auto tiling = TileDequantizeBlockwise(n, blocksize, static_cast<uint32_t>(size), call.platform());
+  const auto c = call.In(codes, n), a = call.In(absmax, CeilDiv(n, blocksize) * 4), m = call.In(map, kMapSize * 4),
+             o = call.Out(out, n * size);
+  const auto kernel = BNB_OF_DTYPE(dequantize_blockwise, dtype);
+  return call.Run("dequantize_blockwise", tiling.shares, tiling.tile, [=] { kernel(c, a, m, o, tiling); });
 }

@@ -105,6 +105,16 @@ int main() {
       }
     }
   }
+  for (uint32_t blocksize = 32; blocksize != 0; blocksize *= 2) {
+    CHECK(IsBlocksize8(blocksize));
+    for (const uint32_t out_size : {2u, 4u}) {
+      const DequantizeBlockwiseLayout layout{blocksize, out_size};
+      const auto tiling = TileDequantizeBlockwise((int64_t{1} << 33) + 5, blocksize, out_size, {48, kUb});
+      CHECK(tiling.tile > 0 && tiling.tile <= kMaxTile && layout.Bytes(tiling.tile) + kReservedUb <= kUb);
+      CHECK(layout.Blocks(tiling.tile) <= 8 * 255 && tiling.shares.unit % layout.InTile(tiling.tile) == 0);
+      CheckTiles(tiling.shares, tiling.tile);
+    }
+  }
   for (const uint32_t blocksize : {0u, 16u, 33u, 48u, 96u, 8192u}) CHECK(!IsBlocksize4(blocksize));
   return 0;
 }
