@@ -143,7 +143,7 @@ struct Quantize4bitLayout {
   uint32_t in_size;  // bytes of an element of the input
 
   static constexpr uint32_t kMasks = kPoints4 + 1;
-  static constexpr uint32_t kStatistics = 4;
+  static constexpr uint32_t kStatistics = 3;
 
   // Comparisons take whole repeats of 64 elements.
   BNB_AICORE constexpr uint32_t Granule() const { return blocksize < 64 ? 64 : blocksize; }
@@ -157,7 +157,7 @@ struct Quantize4bitLayout {
   constexpr uint32_t Bytes(uint32_t tile) const {
     const uint32_t queues = 2 * (In(tile) + Packed(tile) + Statistic(tile));
     return queues + (in_size == 4 ? 0 : Values(tile)) + Scratch(tile) + kMasks * Mask(tile) +
-           kStatistics * Statistic(tile) + 4 * kBlockBytes;
+           kStatistics * Statistic(tile) + 3 * kBlockBytes;
   }
 };
 

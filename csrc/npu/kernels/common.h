@@ -206,6 +206,96 @@ __aicore__ inline void Scaling(const LocalTensor<float>& factor, const LocalTens
   Then();
 }
 
+// Scales `blocks` blocks of `values` in place and gives their `absmax`. `statistics` has room for three times as many
+// as `absmax`, in distances of `room` values; `scratch` one and a half times as many as `values`; `magnitude` is a data
+// block of 0x7FFFFFFF. Overwrites masks 1 and 2.
+__aicore__ inline void ScaleBlocks(const LocalTensor<float>& values, const LocalTensor<float>& absmax,
+                                   const LocalTensor<float>& statistics, uint32_t room,
+                                   const LocalTensor<int32_t>& scratch, const LocalTensor<uint16_t>& magnitude,
+                                   const LocalTensor<uint8_t>& mask1, const LocalTensor<uint8_t>& mask2,
+                                   uint32_t blocksize, uint32_t blocks) {
+  const LocalTensor<float> sums = statistics, factor = statistics, divisor = statistics[room],
+                           ones = statistics[2 * room];
+  AndBlock(scratch.ReinterpretCast<uint16_t>(), values.ReinterpretCast<uint16_t>(), magnitude, 2 * blocks * blocksize);
+  Then();
+  BlockMaxima(absmax, sums, scratch, mask1, blocksize, blocks);
+  Scaling(factor, divisor, ones, absmax, mask1, mask2, RoundUp(blocks, 64));
+  const uint32_t rows = RoundUp(blocks, 8);
+  const LocalTensor<float> factors = scratch.ReinterpretCast<float>(), divisors = factors[rows * 8];
+  Brcb(factors, factor, static_cast<uint8_t>(rows / 8), BrcbRepeatParams{1, 8});
+  Brcb(divisors, divisor, static_cast<uint8_t>(rows / 8), BrcbRepeatParams{1, 8});
+  Then();
+  MulByBlock(values, factors, blocksize, blocks);
+  Then();
+  DivByBlock(values, divisors, blocksize, blocks);
+  Then();
+}
+
+// fp32 values of the `count` elements that lie in `in`, and zeros up to `whole`: `in` itself, or `wide`.
+template <typename T>
+__aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& in, Scratch& wide, uint32_t count, uint32_t whole) {
+  const uint32_t filled = RoundUp(count, kBlockBytes / sizeof(T));  // by CopyIn
+  if (filled != whole) {
+    Duplicate(in[filled], static_cast<T>(0.0f), static_cast<int32_t>(whole - filled));
+    Then();
+  }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return in;
+  } else {
+    LocalTensor<float> values = wide.Get<float>();
+    Cast(values, in, RoundMode::CAST_NONE, whole);
+    Then();
+    return values;
+  }
+}
+
+// --- Counting on masks -----------------------------------------------------------------------------------------------
+
+// Masks of one bit an element, at a distance of `stride` words. Mask k, from 1 on, holds the elements above the k-th of
+// some ascending points. So mask k is a subset of mask j < k, `mask j - mask k` as integers is "between the two", and
+// disjoint masks add up; neither overflows.
+struct Masks {
+  LocalTensor<int16_t> all;
+  uint32_t stride;
+
+  __aicore__ inline LocalTensor<int16_t> Words(uint32_t k) const { return all[k * stride]; }
+  __aicore__ inline LocalTensor<uint8_t> Bits(uint32_t k) const { return Words(k).ReinterpretCast<uint8_t>(); }
+
+  // Mask `first` becomes mask first - mask (first + step) + mask (first + 2 step) - ..., below `end`, for `count`
+  // elements: bit `first` of the number of points below.
+  __aicore__ inline void Alternate(uint32_t first, uint32_t step, uint32_t end, uint32_t count) const {
+    const int32_t words = static_cast<int32_t>(count / 16);
+    for (uint32_t k = first + step; k < end; k += step) {
+      if ((k - first) / step % 2 != 0) {
+        Sub(Words(first), Words(first), Words(k), words);
+      } else {
+        Add(Words(first), Words(first), Words(k), words);
+      }
+      Then();
+    }
+  }
+  // Of the number of 15 points below, bit b goes to mask 2^b.
+  __aicore__ inline void Count15(uint32_t count) const {
+    Alternate(1, 1, 16, count);
+    Alternate(2, 2, 16, count);
+    Alternate(4, 4, 16, count);
+  }
+  // sums = unit * (bits in masks 1, 2 and 4) + highest * (bit in mask 8), for `count` elements. Overwrites `more`.
+  __aicore__ inline void Sum(const LocalTensor<half>& sums, const LocalTensor<half>& more, float unit, float highest,
+                             uint32_t count) const {
+    Duplicate(more, static_cast<half>(highest), static_cast<int32_t>(count));
+    Then();
+    Select(sums, Bits(8), more, static_cast<half>(0.0f), SELMODE::VSEL_TENSOR_SCALAR_MODE, count);
+    Then();
+    for (uint32_t bit = 1; bit <= 4; bit *= 2) {
+      Adds(more, sums, static_cast<half>(unit * static_cast<float>(bit)), static_cast<int32_t>(count));
+      Then();
+      Select(sums, Bits(bit), more, sums, SELMODE::VSEL_TENSOR_TENSOR_MODE, count);
+      Then();
+    }
+  }
+};
+
 // --- Pieces of the 4-bit kernels -------------------------------------------------------------------------------------
 
 // Exchanges the halves of every byte: element 2i is in the high half on disk and in the low half for int4b_t.

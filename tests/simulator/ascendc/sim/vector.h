@@ -385,34 +385,47 @@ void Cast(const LocalTensor<D>& dst, const LocalTensor<S>& src, const RoundMode&
 enum class CMPMODE { LT, GT, EQ, LE, GE, NE };
 enum class SELMODE { VSEL_CMPMASK_SPR, VSEL_TENSOR_SCALAR_MODE, VSEL_TENSOR_TENSOR_MODE };
 
-// Bit k of byte j is element 8 j + k.
-template <typename U, typename T>
-void CompareScalar(const LocalTensor<U>& dst, const LocalTensor<T>& src, const T& scalar, CMPMODE mode,
-                   uint32_t count) {
-  static_assert(kOneOf<T, half, float> && kOneOf<U, uint8_t>, "A2 has no CompareScalar of these types");
+// Bit k of byte j is element 8 j + k. `other` gives what element i is compared with.
+template <typename U, typename T, typename F>
+void CompareWith(const LocalTensor<U>& dst, const LocalTensor<T>& src, CMPMODE mode, uint32_t count, const F& other) {
+  static_assert(kOneOf<T, half, float> && kOneOf<U, uint8_t>, "A2 has no comparison of these types");
   sim::Core& core = sim::Here();
-  core.Begin(sim::kV, "CompareScalar");
   if (count * sizeof(T) % 256 != 0) {
     core.Fail("Compares", "%u elements are no multiple of 256 B: the rest is left out silently", count);
   }
   const uint32_t from = Source(src, count), to = Destination(dst, count / 8);
   CheckOverlap(to, count / 8, from, Bytes<T>(count), false);
-  const float other = static_cast<float>(scalar);
   for (uint32_t i = 0; i < count; i += 8) {
     unsigned byte = 0;
     for (uint32_t k = 0; k < 8; ++k) {
-      const float value = static_cast<float>(core.Load<T>(from + (i + k) * static_cast<uint32_t>(sizeof(T))));
-      const bool result = mode == CMPMODE::LT   ? value < other
-                          : mode == CMPMODE::GT ? value > other
-                          : mode == CMPMODE::EQ ? value == other
-                          : mode == CMPMODE::LE ? value <= other
-                          : mode == CMPMODE::GE ? value >= other
-                                                : value != other;
+      const float a = static_cast<float>(core.Load<T>(from + (i + k) * static_cast<uint32_t>(sizeof(T))));
+      const float b = static_cast<float>(other(i + k));
+      const bool result = mode == CMPMODE::LT   ? a < b
+                          : mode == CMPMODE::GT ? a > b
+                          : mode == CMPMODE::EQ ? a == b
+                          : mode == CMPMODE::LE ? a <= b
+                          : mode == CMPMODE::GE ? a >= b
+                                                : a != b;
       byte |= (result ? 1u : 0u) << k;
     }
     core.Store(to + i / 8, static_cast<uint8_t>(byte));
   }
   core.End(Cycles(count, sim::cost::Rate(sizeof(T))));
+}
+template <typename U, typename T>
+void CompareScalar(const LocalTensor<U>& dst, const LocalTensor<T>& src, const T& scalar, CMPMODE mode,
+                   uint32_t count) {
+  sim::Here().Begin(sim::kV, "CompareScalar");
+  CompareWith(dst, src, mode, count, [&](uint32_t) { return scalar; });
+}
+template <typename U, typename T>
+void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE mode,
+             uint32_t count) {
+  sim::Here().Begin(sim::kV, "Compare");
+  const uint32_t second = Source(src1, count);
+  CheckOverlap(dst.Operand(count / 8), count / 8, second, Bytes<T>(count), false);
+  CompareWith(dst, src0, mode, count,
+              [&](uint32_t i) { return sim::Here().Load<T>(second + i * static_cast<uint32_t>(sizeof(T))); });
 }
 
 // A 1 takes src0, a 0 the other.
