@@ -221,5 +221,43 @@ constexpr DequantizeBlockwiseTiling TileDequantizeBlockwise(int64_t n, uint32_t 
   return {MakeShares(n, Unit4(tile == 0 ? blocksize : layout.InTile(tile)), platform.cores), tile, blocksize};
 }
 
+// --- quantize_blockwise ----------------------------------------------------------------------------------------------
+
+struct QuantizeBlockwiseLayout {
+  uint32_t blocksize;
+  uint32_t in_size;  // bytes of an element of the input
+
+  static constexpr uint32_t kMasks = kPoints4 + 1;
+  static constexpr uint32_t kStatistics = 3;
+
+  BNB_AICORE constexpr uint32_t Granule() const { return blocksize < 64 ? 64 : blocksize; }
+  BNB_AICORE constexpr uint32_t In(uint32_t tile) const { return tile * in_size; }
+  BNB_AICORE constexpr uint32_t Values(uint32_t tile) const { return tile * 4; }
+  BNB_AICORE constexpr uint32_t Codes(uint32_t tile) const { return tile; }
+  BNB_AICORE constexpr uint32_t Statistic(uint32_t tile) const { return RoundUp(tile / blocksize, 64) * 4; }
+  BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const { return tile * 12; }
+  BNB_AICORE constexpr uint32_t Mask(uint32_t tile) const { return tile / 8; }
+
+  constexpr uint32_t Bytes(uint32_t tile) const {
+    const uint32_t queues = 2 * (In(tile) + Codes(tile) + Statistic(tile)) + kMapSize * 4;
+    return queues + (in_size == 4 ? 0 : Values(tile)) + Scratch(tile) + kMasks * Mask(tile) +
+           kStatistics * Statistic(tile) + kBlockBytes;
+  }
+};
+
+struct QuantizeBlockwiseTiling {
+  Shares shares;
+  uint32_t tile;
+  uint32_t blocksize;
+};
+
+// For blocksizes up to 4096: the largest magnitude of a block is found within a tile.
+constexpr QuantizeBlockwiseTiling TileQuantizeBlockwise(int64_t n, uint32_t blocksize, uint32_t in_size,
+                                                        const Platform& platform) {
+  const QuantizeBlockwiseLayout layout{blocksize, in_size};
+  const uint32_t smallest = blocksize < 256 ? 256 : blocksize;
+  return {MakeShares(n, Unit4(blocksize), platform.cores), LargestTile(smallest, 8192, layout, platform), blocksize};
+}
+
 }  // namespace npu
 }  // namespace bnb

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from bitsandbytes.backends.default import blockwise, fourbit
-from bitsandbytes.formats import CODEBOOKS, create_dynamic_map, decision_points, num_blocks, packed_bytes
+from bitsandbytes.formats import (
+    CODEBOOKS,
+    create_dynamic_map,
+    decision_points,
+    exact_midpoints,
+    num_blocks,
+    packed_bytes,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "tests" / "simulator" / "ascendc"
@@ -248,6 +255,40 @@ def test_dequantize_blockwise_blocksizes(simulated, dtype, blocksize):
     # Blocks larger than a tile, and larger than the tensor.
     for n in (1, min(blocksize, 1 << 15) + 1, 3 * min(blocksize, 1 << 14), 40001):
         check_dequantize_blockwise(simulated, n, dtype, blocksize, special=True, cores=3)
+
+
+def check_quantize_blockwise(simulated, values, blocksize=256, code=None, **options) -> None:
+    n, code = values.numel(), create_dynamic_map() if code is None else code
+    codes, absmax = torch.empty(n, dtype=torch.uint8), torch.empty(num_blocks(n, blocksize))
+    points = exact_midpoints(code)
+    simulated("quantize_blockwise", values.dtype, n, blocksize, values, points, codes, absmax, **options)
+    expected, statistics = blockwise.quantize_blockwise(values, code, blocksize)
+    assert same_bits(absmax, statistics), (n, values.dtype, blocksize)
+    assert same_bits(codes, expected), (n, values.dtype, blocksize)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cores", [1, 8, 20, 40, 48])
+def test_quantize_blockwise_boundaries(simulated, dtype, cores):
+    for n in [*range(1, 40), *range(40, 5000, 397), *around(4096, 8192, 1024 * cores)]:
+        check_quantize_blockwise(simulated, float_case(n, dtype), cores=cores, at_end=n % 2 == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES)
+def test_quantize_blockwise_special_values(simulated, dtype, blocksize):
+    for seed, n in enumerate((1, blocksize - 1, blocksize + 1, 3 * blocksize, 20001)):
+        check_quantize_blockwise(simulated, float_case(n, dtype, seed, special=True), blocksize, cores=2)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_quantize_blockwise_decision_points(simulated, signed):
+    code = create_dynamic_map(signed)
+    points = torch.cat([exact_midpoints(code), code]).clamp(-1, 1)
+    near = torch.cat([points, points.nextafter(torch.tensor(2.0)), points.nextafter(torch.tensor(-2.0))]).clamp(-1, 1)
+    blocks = torch.nn.functional.pad(near, (0, -near.numel() % 63)).view(-1, 63)
+    values = torch.nn.functional.pad(blocks, (1, 0), value=1.0).reshape(-1)
+    check_quantize_blockwise(simulated, values, 64, code)
 
 
 # Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes. One block runs:

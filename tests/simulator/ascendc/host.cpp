@@ -19,6 +19,8 @@ BNB_DECLARE(dequantize_4bit, GM_ADDR packed, GM_ADDR absmax, GM_ADDR codes, GM_A
 
 BNB_DECLARE(dequantize_blockwise, GM_ADDR codes, GM_ADDR absmax, GM_ADDR map, GM_ADDR out,
             DequantizeBlockwiseTiling tiling)
+BNB_DECLARE(quantize_blockwise, GM_ADDR values, GM_ADDR points, GM_ADDR codes, GM_ADDR absmax,
+            QuantizeBlockwiseTiling tiling)
 BNB_DECLARE(quantize_4bit, GM_ADDR values, GM_ADDR packed, GM_ADDR absmax, Quantize4bitTiling tiling)
 
 namespace {
@@ -133,4 +135,16 @@ BNB_EXPORT int bnb_sim_dequantize_blockwise(const Options* options, Result* resu
              o = call.Out(out, n * size);
   const auto kernel = BNB_OF_DTYPE(dequantize_blockwise, dtype);
   return call.Run("dequantize_blockwise", tiling.shares, tiling.tile, [=] { kernel(c, a, m, o, tiling); });
+}
+
+BNB_EXPORT int bnb_sim_quantize_blockwise(const Options* options, Result* result, int dtype, int64_t n,
+                                          uint32_t blocksize, const void* values, const void* points, void* codes,
+                                          void* absmax) {
+  Call call(options, result);
+  const int64_t size = dtype == BNB_FP32 ? 4 : 2;
+  const auto tiling = TileQuantizeBlockwise(n, blocksize, static_cast<uint32_t>(size), call.platform());
+  const auto v = call.In(values, n * size), p = call.In(points, (kMapSize - 1) * 4), c = call.Out(codes, n),
+             a = call.Out(absmax, CeilDiv(n, blocksize) * 4);
+  const auto kernel = BNB_OF_DTYPE(quantize_blockwise, dtype);
+  return call.Run("quantize_blockwise", tiling.shares, tiling.tile, [=] { kernel(v, p, c, a, tiling); });
 }

@@ -93,6 +93,10 @@ int main() {
         }
         CHECK(TileDequantize4bit(1, blocksize, out_size, nested, kAnyLevels, {40, 8192}).tile == 0);
       }
+      const QuantizeBlockwiseLayout blockwise{blocksize, out_size};
+      const auto by_map = TileQuantizeBlockwise(123456789, blocksize, out_size, {40, kUb});
+      CHECK(by_map.tile >= blockwise.Granule() && blockwise.Bytes(by_map.tile) + kReservedUb <= kUb);
+      CheckTiles(by_map.shares, by_map.tile);
       const Quantize4bitLayout layout{blocksize, out_size};
       for (const uint32_t ub : {kUb, kUb - 256, 2 * kUb}) {
         for (const bool fp4 : {false, true}) {
