@@ -78,10 +78,10 @@ constexpr bool IsBlocksize4(uint32_t blocksize) {
 constexpr uint32_t kUnit4 = 1024;
 constexpr uint32_t Unit4(uint32_t blocksize) { return blocksize > kUnit4 ? blocksize : kUnit4; }
 
-// --- dequantize_4bit -------------------------------------------------------------------------------------------------
+// --- Decoding 4 bits -------------------------------------------------------------------------------------------------
 
 // Sizes of the buffers in bytes. The kernel and the choice of the tile both ask here.
-struct Dequantize4bitLayout {
+struct Decode4bitLayout {
   uint32_t blocksize;
   uint32_t out_size;  // bytes of an element of the output
   bool nested;
@@ -95,7 +95,6 @@ struct Dequantize4bitLayout {
   BNB_AICORE constexpr uint32_t Absmax(uint32_t tile) const { return nested ? kBlockBytes : Scales(tile); }
   BNB_AICORE constexpr uint32_t Codes(uint32_t tile) const { return RoundUp(Blocks(tile), kBlockBytes); }
   BNB_AICORE constexpr uint32_t Scales(uint32_t tile) const { return Blocks(tile) * 4; }
-  BNB_AICORE constexpr uint32_t Out(uint32_t tile) const { return tile * out_size; }
   BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const {
     const uint32_t products = Blocks(tile) * (kBlockBytes + kLevels4 * 4);
     return products > tile * 4 ? products : tile * 4;
@@ -107,33 +106,45 @@ struct Dequantize4bitLayout {
   static constexpr uint32_t kConstants = kLevels4 * 4 + 3 * kBlockBytes;
   static constexpr uint32_t kNested = kMapSize * 4 + 2 * kBlockBytes;
 
-  constexpr uint32_t Bytes(uint32_t tile) const {
-    const uint32_t queues = 2 * (Packed(tile) + Absmax(tile) + Out(tile) + (nested ? Codes(tile) : 0));
+  BNB_AICORE constexpr uint32_t Bytes(uint32_t tile) const {
+    const uint32_t queues = 2 * (Packed(tile) + Absmax(tile) + (nested ? Codes(tile) : 0));
     return queues + Scratch(tile) + Group(tile) * 2 + Table(tile) + kConstants + (nested ? kNested + Scales(tile) : 0);
   }
 };
 
-struct Dequantize4bitTiling {
-  Shares shares;
-  uint32_t tile;
+struct Decode4bitTiling {
+  uint32_t tile;  // at most kNestedBlock blocks, so that one second-level statistic serves it
   uint32_t blocksize;
   uint32_t nested;
   float levels[kLevels4];  // in code order
 };
 
-// `tile` is 0 if the UB is too small. `levels` has 16 entries.
-constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize, uint32_t out_size, bool nested,
-                                                  const float* levels, const Platform& platform) {
-  const Dequantize4bitLayout layout{blocksize, out_size, nested};
-  // One second-level statistic for a tile, and Brcb repeats 255 times at most.
+// The tile is 0 if the UB is too small. `levels` has 16 entries.
+template <typename Layout>
+constexpr Decode4bitTiling TileDecode4bit(uint32_t blocksize, bool nested, const float* levels, const Layout& layout,
+                                          const Platform& platform) {
   const uint32_t most = kNestedBlock * blocksize < kMaxTile ? kNestedBlock * blocksize : kMaxTile;
-  Dequantize4bitTiling tiling{MakeShares(n, Unit4(blocksize), platform.cores),
-                              LargestTile(blocksize, most, layout, platform),
-                              blocksize,
-                              nested ? 1u : 0u,
-                              {}};
+  Decode4bitTiling tiling{LargestTile(blocksize, most, layout, platform), blocksize, nested ? 1u : 0u, {}};
   for (uint32_t i = 0; i < kLevels4; ++i) tiling.levels[i] = levels[i];
   return tiling;
+}
+
+// --- dequantize_4bit -------------------------------------------------------------------------------------------------
+
+struct Dequantize4bitLayout {
+  Decode4bitLayout decode;
+  constexpr uint32_t Bytes(uint32_t tile) const { return decode.Bytes(tile) + 2 * tile * decode.out_size; }
+};
+
+struct Dequantize4bitTiling {
+  Shares shares;
+  Decode4bitTiling decode;
+};
+
+constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize, uint32_t out_size, bool nested,
+                                                  const float* levels, const Platform& platform) {
+  const Dequantize4bitLayout layout{{blocksize, out_size, nested}};
+  return {MakeShares(n, Unit4(blocksize), platform.cores), TileDecode4bit(blocksize, nested, levels, layout, platform)};
 }
 
 // --- quantize_4bit ---------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ BNB_EXPORT int bnb_sim_dequantize_4bit(const Options* options, Result* result, i
              b = call.In(absmax, (nested ? CeilDiv(blocks, kNestedBlock) : blocks) * 4), c = call.In(codes, blocks),
              m = call.In(map, kMapSize * 4), d = call.In(offset, 4), o = call.Out(out, n * size);
   const auto kernel = BNB_OF_DTYPE(dequantize_4bit, dtype);
-  return call.Run("dequantize_4bit", tiling.shares, tiling.tile, [=] { kernel(a, b, c, m, d, o, tiling); });
+  return call.Run("dequantize_4bit", tiling.shares, tiling.decode.tile, [=] { kernel(a, b, c, m, d, o, tiling); });
 }
 
 BNB_EXPORT int bnb_sim_quantize_4bit(const Options* options, Result* result, int dtype, int quant_type, int64_t n,

@@ -79,19 +79,21 @@ int main() {
     CHECK(IsBlocksize4(blocksize));
     for (const uint32_t out_size : {2u, 4u}) {
       for (const bool nested : {false, true}) {
-        const Dequantize4bitLayout layout{blocksize, out_size, nested};
+        const Dequantize4bitLayout layout{{blocksize, out_size, nested}};
         for (const uint32_t ub : {kUb, kUb - 256, 2 * kUb, kUb / 2}) {
           for (const int64_t n : {int64_t{1}, int64_t{100000}, int64_t{1} << 33}) {
             const auto tiling = TileDequantize4bit(n, blocksize, out_size, nested, kAnyLevels, {40, ub});
-            CHECK(tiling.tile >= blocksize && tiling.tile % blocksize == 0 && tiling.tile <= kMaxTile);
-            CHECK(layout.Bytes(tiling.tile) + kReservedUb <= ub);
-            CHECK(tiling.tile / blocksize <= kNestedBlock && kNestedBlock % (tiling.tile / blocksize) == 0);
+            CHECK(tiling.decode.tile >= blocksize && tiling.decode.tile % blocksize == 0 &&
+                  tiling.decode.tile <= kMaxTile);
+            CHECK(layout.Bytes(tiling.decode.tile) + kReservedUb <= ub);
+            CHECK(tiling.decode.tile / blocksize <= kNestedBlock &&
+                  kNestedBlock % (tiling.decode.tile / blocksize) == 0);
             // The largest offset in a table is a multiple of the element that half holds.
-            CHECK(layout.kGroup * kLevels4 * out_size <= 2048 * out_size);
-            CheckTiles(tiling.shares, tiling.tile);
+            CHECK(layout.decode.kGroup * kLevels4 * out_size <= 2048 * out_size);
+            CheckTiles(tiling.shares, tiling.decode.tile);
           }
         }
-        CHECK(TileDequantize4bit(1, blocksize, out_size, nested, kAnyLevels, {40, 8192}).tile == 0);
+        CHECK(TileDequantize4bit(1, blocksize, out_size, nested, kAnyLevels, {40, 8192}).decode.tile == 0);
       }
       const QuantizeBlockwiseLayout blockwise{blocksize, out_size};
       const auto by_map = TileQuantizeBlockwise(123456789, blocksize, out_size, {40, kUb});
