@@ -121,9 +121,9 @@ struct Decode4bitTiling {
 
 // The tile is 0 if the UB is too small. `levels` has 16 entries.
 template <typename Layout>
-constexpr Decode4bitTiling TileDecode4bit(uint32_t blocksize, bool nested, const float* levels, const Layout& layout,
-                                          const Platform& platform) {
-  const uint32_t most = kNestedBlock * blocksize < kMaxTile ? kNestedBlock * blocksize : kMaxTile;
+constexpr Decode4bitTiling TileDecode4bit(uint32_t blocksize, bool nested, const float* levels, uint32_t largest,
+                                          const Layout& layout, const Platform& platform) {
+  const uint32_t most = kNestedBlock * blocksize < largest ? kNestedBlock * blocksize : largest;
   Decode4bitTiling tiling{LargestTile(blocksize, most, layout, platform), blocksize, nested ? 1u : 0u, {}};
   for (uint32_t i = 0; i < kLevels4; ++i) tiling.levels[i] = levels[i];
   return tiling;
@@ -144,7 +144,49 @@ struct Dequantize4bitTiling {
 constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize, uint32_t out_size, bool nested,
                                                   const float* levels, const Platform& platform) {
   const Dequantize4bitLayout layout{{blocksize, out_size, nested}};
-  return {MakeShares(n, Unit4(blocksize), platform.cores), TileDecode4bit(blocksize, nested, levels, layout, platform)};
+  return {MakeShares(n, Unit4(blocksize), platform.cores),
+          TileDecode4bit(blocksize, nested, levels, kMaxTile, layout, platform)};
+}
+
+// --- gemv_4bit -------------------------------------------------------------------------------------------------------
+
+constexpr uint32_t kGemvBatch = 8;  // rows of the input at most
+constexpr uint32_t kGemvRows = 64;  // rows of the weight whose results are written together
+
+struct Gemv4bitLayout {
+  Decode4bitLayout decode;  // to fp32
+  uint32_t size;            // bytes of an element of the input and the output
+  uint32_t batch;
+
+  BNB_AICORE constexpr uint32_t Inputs(uint32_t tile) const { return batch * tile * size; }
+  BNB_AICORE constexpr uint32_t Out() const { return batch * kGemvRows * size; }
+  BNB_AICORE constexpr uint32_t Weight(uint32_t tile) const { return tile * 4; }
+  BNB_AICORE constexpr uint32_t Products(uint32_t tile) const { return RoundUp(tile, 64) * 4; }
+  BNB_AICORE constexpr uint32_t Sums(uint32_t tile) const {
+    const uint32_t partial = RoundUp(tile / 8, 64), results = batch * kGemvRows;
+    return (partial > results ? partial : results) * 4;
+  }
+  BNB_AICORE constexpr uint32_t Results() const { return batch * kGemvRows * kBlockBytes; }
+
+  constexpr uint32_t Bytes(uint32_t tile) const {
+    return decode.Bytes(tile) + 2 * (Inputs(tile) + Out()) + Weight(tile) + Products(tile) + Sums(tile) + Results();
+  }
+};
+
+struct Gemv4bitTiling {
+  Shares shares;  // of the rows of the weight
+  Decode4bitTiling decode;
+  int64_t columns;
+  uint32_t batch;
+};
+
+// For whole blocks in a row: `columns` is a multiple of the blocksize.
+constexpr Gemv4bitTiling TileGemv4bit(int64_t rows, int64_t columns, uint32_t batch, uint32_t blocksize, uint32_t size,
+                                      bool nested, const float* levels, const Platform& platform) {
+  const Gemv4bitLayout layout{{blocksize, 4, nested}, size, batch};
+  // A tile is summed by one instruction of at most 255 repeats.
+  return {MakeShares(rows, 1, platform.cores), TileDecode4bit(blocksize, nested, levels, 8192, layout, platform),
+          columns, batch};
 }
 
 // --- quantize_4bit ---------------------------------------------------------------------------------------------------

@@ -291,6 +291,59 @@ def test_quantize_blockwise_decision_points(simulated, signed):
     check_quantize_blockwise(simulated, values, 64, code)
 
 
+def check_gemv_4bit(simulated, batch, rows, columns, dtype, quant_type="nf4", blocksize=64, nested=False, **options):
+    packed, absmax = packed_case(rows * columns, blocksize)
+    x = float_case(batch * columns, dtype, seed=1).view(batch, columns)
+    out = torch.empty(batch, rows, dtype=dtype)
+    statistics = (absmax, None, None, None)
+    if nested:
+        codes, code, offset = (absmax * 255).to(torch.uint8), create_dynamic_map(), torch.tensor([0.5])
+        second = torch.rand(num_blocks(codes.numel(), 256))
+        absmax = code[codes.int()] * second.repeat_interleave(256)[: codes.numel()] + offset
+        statistics = (second, codes, code, offset)
+    which = QUANT_TYPES.index(quant_type)
+    result = simulated(
+        "gemv_4bit", dtype, which, batch, rows, columns, blocksize, x, packed, *statistics, out, **options
+    )
+    weight = fourbit.dequantize_4bit(packed, absmax, blocksize, quant_type, (rows, columns), torch.float32).double()
+    exact = x.double() @ weight.t()
+    # docs/numerics.md: the sum in fp32, and one rounding of the result.
+    bound = 2 * columns * 2**-23 * (x.double().abs() @ weight.abs().t())
+    bound += exact.abs() * torch.finfo(dtype).eps / 2 + 1e-7
+    assert ((out.double() - exact).abs() <= bound).all(), (batch, rows, columns, dtype, quant_type, blocksize)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", range(1, 9))
+def test_gemv_4bit_batch(simulated, dtype, batch):
+    check_gemv_4bit(simulated, batch, 70, 576, dtype, cores=3)
+    check_gemv_4bit(simulated, batch, 3, 9216, dtype, "fp4", cores=1)  # more than a tile in a row
+
+
+@pytest.mark.parametrize("quant_type", QUANT_TYPES)
+@pytest.mark.parametrize("blocksize", BLOCKSIZES)
+@pytest.mark.parametrize("nested", [False, True])
+def test_gemv_4bit_blocksizes(simulated, quant_type, blocksize, nested):
+    for rows, columns in ((1, blocksize), (5, 3 * blocksize), (130, 2 * min(blocksize, 256))):
+        columns = max(columns, blocksize)
+        check_gemv_4bit(simulated, 1, rows, columns, torch.bfloat16, quant_type, blocksize, nested, cores=2)
+
+
+@pytest.mark.parametrize("cores", [1, 8, 20, 40, 48])
+def test_gemv_4bit_rows(simulated, cores):
+    for rows in around(cores, 64, 2 * cores):
+        check_gemv_4bit(simulated, 2, rows, 128, torch.float16, cores=cores, at_end=rows % 2 == 0)
+
+
+def test_gemv_4bit_shows_nan_and_infinity(simulated):
+    packed, absmax = torch.full((2 * 64,), 0xFF, dtype=torch.uint8), torch.tensor([1.0, torch.nan, torch.inf, 1.0])
+    out = torch.empty(1, 4)
+    simulated("gemv_4bit", torch.float32, 0, 1, 4, 64, 64, torch.ones(64), packed, absmax, None, None, None, out)
+    assert out[0, 1].isnan() and out[0, 2].isinf()
+    assert out[0, [0, 3]].tolist() == [64.0, 64.0]
+
+
 # Modelled on 910B3, 4096 x 4096, blocksize 64, as a multiple of what the HBM takes for the same bytes. One block runs:
 # the first has the largest share, the others would take as long.
 N = 4096 * 4096
@@ -322,3 +375,16 @@ def test_dequantize_blockwise_modelled_time(simulated, dtype, blocksize):
     codes, absmax = torch.zeros(N, dtype=torch.uint8), torch.ones(num_blocks(N, blocksize))
     arguments = (N, blocksize, codes, absmax, create_dynamic_map(), torch.empty(N, dtype=dtype))
     modelled(simulated("dequantize_blockwise", dtype, *arguments, only_block=0), 2.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gemv_4bit_modelled_time(simulated, dtype):
+    # Faster than decoding, and then a product that takes no longer than the HBM for the decoded weight.
+    packed, absmax = packed_case(N, 64)
+    weight, x, y = torch.empty(N, dtype=dtype), torch.ones(4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+    arguments = (0, N, 64, packed, absmax, None, None, None, weight)
+    decode = simulated("dequantize_4bit", dtype, *arguments, only_block=0)
+    arguments = (0, 1, 4096, 4096, 64, x, packed, absmax, None, None, None, y)
+    fused = simulated("gemv_4bit", dtype, *arguments, only_block=0)
+    product = weight.nbytes / 1.6e12 * 1.8e9
+    assert fused.cycles < decode.cycles + product

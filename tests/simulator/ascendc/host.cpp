@@ -17,6 +17,8 @@ using namespace bnb::npu;
 BNB_DECLARE(dequantize_4bit, GM_ADDR packed, GM_ADDR absmax, GM_ADDR codes, GM_ADDR map, GM_ADDR offset, GM_ADDR out,
             Dequantize4bitTiling tiling)
 
+BNB_DECLARE(gemv_4bit, GM_ADDR a, GM_ADDR packed, GM_ADDR absmax, GM_ADDR codes, GM_ADDR map, GM_ADDR offset,
+            GM_ADDR out, Gemv4bitTiling tiling)
 BNB_DECLARE(dequantize_blockwise, GM_ADDR codes, GM_ADDR absmax, GM_ADDR map, GM_ADDR out,
             DequantizeBlockwiseTiling tiling)
 BNB_DECLARE(quantize_blockwise, GM_ADDR values, GM_ADDR points, GM_ADDR codes, GM_ADDR absmax,
@@ -147,4 +149,20 @@ BNB_EXPORT int bnb_sim_quantize_blockwise(const Options* options, Result* result
              a = call.Out(absmax, CeilDiv(n, blocksize) * 4);
   const auto kernel = BNB_OF_DTYPE(quantize_blockwise, dtype);
   return call.Run("quantize_blockwise", tiling.shares, tiling.tile, [=] { kernel(v, p, c, a, tiling); });
+}
+
+BNB_EXPORT int bnb_sim_gemv_4bit(const Options* options, Result* result, int dtype, int quant_type, int64_t batch,
+                                 int64_t rows, int64_t columns, uint32_t blocksize, const void* a, const void* packed,
+                                 const void* absmax, const void* codes, const void* map, const void* offset,
+                                 void* out) {
+  Call call(options, result);
+  const int64_t size = dtype == BNB_FP32 ? 4 : 2, n = rows * columns, blocks = CeilDiv(n, blocksize);
+  const bool nested = codes != nullptr;
+  const auto tiling = TileGemv4bit(rows, columns, static_cast<uint32_t>(batch), blocksize, static_cast<uint32_t>(size),
+                                   nested, quant_type == BNB_NF4 ? bnb::kNF4 : bnb::kFP4, call.platform());
+  const auto x = call.In(a, batch * columns * size), p = call.In(packed, CeilDiv(n, 2)),
+             s = call.In(absmax, (nested ? CeilDiv(blocks, kNestedBlock) : blocks) * 4), c = call.In(codes, blocks),
+             m = call.In(map, kMapSize * 4), d = call.In(offset, 4), o = call.Out(out, batch * rows * size);
+  const auto kernel = BNB_OF_DTYPE(gemv_4bit, dtype);
+  return call.Run("gemv_4bit", tiling.shares, tiling.decode.tile, [=] { kernel(x, p, s, c, m, d, o, tiling); });
 }

@@ -95,6 +95,20 @@ int main() {
         }
         CHECK(TileDequantize4bit(1, blocksize, out_size, nested, kAnyLevels, {40, 8192}).decode.tile == 0);
       }
+      for (uint32_t batch = 1; batch <= kGemvBatch; ++batch) {
+        for (const bool nested : {false, true}) {
+          const Gemv4bitLayout gemv{{blocksize, 4, nested}, out_size, batch};
+          const auto tiling = TileGemv4bit(128256, 8192, batch, blocksize, out_size, nested, kAnyLevels, {40, kUb});
+          // Many rows beside the largest blocks do not fit: the caller decodes instead.
+          if (blocksize == 4096 && batch * out_size > 12) {
+            CHECK(tiling.decode.tile == 0);
+            continue;
+          }
+          CHECK(tiling.decode.tile >= blocksize);
+          CHECK(gemv.Bytes(tiling.decode.tile) + kReservedUb <= kUb && tiling.decode.tile / 64 <= 255);
+          CHECK(gemv.Results() / kBlockBytes / 8 <= 255);
+        }
+      }
       const QuantizeBlockwiseLayout blockwise{blocksize, out_size};
       const auto by_map = TileQuantizeBlockwise(123456789, blocksize, out_size, {40, kUb});
       CHECK(by_map.tile >= blockwise.Granule() && blockwise.Bytes(by_map.tile) + kReservedUb <= kUb);
