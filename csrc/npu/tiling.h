@@ -150,15 +150,18 @@ constexpr Dequantize4bitTiling TileDequantize4bit(int64_t n, uint32_t blocksize,
 
 // --- gemv_4bit -------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kGemvBatch = 8;  // rows of the input at most
-constexpr uint32_t kGemvRows = 64;  // rows of the weight whose results are written together
+constexpr uint32_t kGemvBatch = 8;        // rows of the input at most
+constexpr uint32_t kGemvRows = 64;        // rows of the weight whose results are written together
+constexpr int64_t kResident = 64 * 1024;  // bytes of an input that stays in the UB
 
 struct Gemv4bitLayout {
   Decode4bitLayout decode;  // to fp32
   uint32_t size;            // bytes of an element of the input and the output
   uint32_t batch;
+  uint32_t resident;  // columns of the input if all of it stays in the UB, else 0
 
-  BNB_AICORE constexpr uint32_t Inputs(uint32_t tile) const { return batch * tile * size; }
+  BNB_AICORE constexpr uint32_t InputBuffers() const { return resident != 0 ? 1 : 2; }
+  BNB_AICORE constexpr uint32_t Inputs(uint32_t tile) const { return batch * (resident != 0 ? resident : tile) * size; }
   BNB_AICORE constexpr uint32_t Out() const { return batch * kGemvRows * size; }
   BNB_AICORE constexpr uint32_t Weight(uint32_t tile) const { return tile * 4; }
   BNB_AICORE constexpr uint32_t Products(uint32_t tile) const { return RoundUp(tile, 64) * 4; }
@@ -169,7 +172,8 @@ struct Gemv4bitLayout {
   BNB_AICORE constexpr uint32_t Results() const { return batch * kGemvRows * kBlockBytes; }
 
   constexpr uint32_t Bytes(uint32_t tile) const {
-    return decode.Bytes(tile) + 2 * (Inputs(tile) + Out()) + Weight(tile) + Products(tile) + Sums(tile) + Results();
+    return decode.Bytes(tile) + InputBuffers() * Inputs(tile) + 2 * Out() + Weight(tile) + Products(tile) + Sums(tile) +
+           Results();
   }
 };
 
@@ -178,15 +182,19 @@ struct Gemv4bitTiling {
   Decode4bitTiling decode;
   int64_t columns;
   uint32_t batch;
+  uint32_t resident;
 };
 
 // For whole blocks in a row: `columns` is a multiple of the blocksize.
 constexpr Gemv4bitTiling TileGemv4bit(int64_t rows, int64_t columns, uint32_t batch, uint32_t blocksize, uint32_t size,
                                       bool nested, const float* levels, const Platform& platform) {
-  const Gemv4bitLayout layout{{blocksize, 4, nested}, size, batch};
+  // Reading the input again for every row of the weight costs more than the smaller tile.
+  const bool fits = columns <= kResident / (batch * size);
+  const uint32_t resident = fits ? static_cast<uint32_t>(columns) : 0;
+  const Gemv4bitLayout layout{{blocksize, 4, nested}, size, batch, resident};
   // A tile is summed by one instruction of at most 255 repeats.
   return {MakeShares(rows, 1, platform.cores), TileDecode4bit(blocksize, nested, levels, 8192, layout, platform),
-          columns, batch};
+          columns, batch, resident};
 }
 
 // --- quantize_4bit ---------------------------------------------------------------------------------------------------

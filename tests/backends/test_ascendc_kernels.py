@@ -143,6 +143,16 @@ def test_dequantize_4bit_blocksizes(simulated, dtype, quant_type, blocksize):
         check_dequantize_4bit(simulated, n, dtype, quant_type, blocksize, special=True, cores=2)
 
 
+# An earlier public kernel read and wrote past the end for these, or decoded the last element wrongly.
+@pytest.mark.parametrize(
+    ("n", "blocksize"),
+    [(n, 64) for n in (64, 100, 2561, 2563, 2567, 2569, 4992, 5121, 10000, 97344)]
+    + [(8192, 4096), (1 << 20, 4096), (6230016, 4096)],
+)
+def test_dequantize_4bit_where_others_failed(simulated, n, blocksize):
+    check_dequantize_4bit(simulated, n, torch.float16, blocksize=blocksize)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("blocksize", BLOCKSIZES)
 def test_dequantize_4bit_nested(simulated, dtype, blocksize):
@@ -319,6 +329,7 @@ def check_gemv_4bit(simulated, batch, rows, columns, dtype, quant_type="nf4", bl
 def test_gemv_4bit_batch(simulated, dtype, batch):
     check_gemv_4bit(simulated, batch, 70, 576, dtype, cores=3)
     check_gemv_4bit(simulated, batch, 3, 9216, dtype, "fp4", cores=1)  # more than a tile in a row
+    check_gemv_4bit(simulated, batch, 2, 33024, dtype, cores=1)  # an input that does not stay in the UB
 
 
 @pytest.mark.parametrize("quant_type", QUANT_TYPES)

@@ -11,7 +11,10 @@ class Gemv4bit {
  public:
   __aicore__ inline explicit Gemv4bit(const Gemv4bitTiling& tiling)
       : tiling_(tiling),
-        layout_{{tiling.decode.blocksize, sizeof(float), tiling.decode.nested != 0}, sizeof(T), tiling.batch},
+        layout_{{tiling.decode.blocksize, sizeof(float), tiling.decode.nested != 0},
+                sizeof(T),
+                tiling.batch,
+                tiling.resident},
         decoder_(tiling.decode) {}
 
   __aicore__ inline void Init(TPipe* pipe, GM_ADDR a, const Packed4& weight, GM_ADDR out) {
@@ -19,7 +22,7 @@ class Gemv4bit {
     a_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(a), tiling_.batch * tiling_.columns);
     out_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(out), tiling_.batch * rows);
     const uint32_t tile = tiling_.decode.tile;
-    pipe->InitBuffer(a_queue_, kBuffers, layout_.Inputs(tile));
+    pipe->InitBuffer(a_queue_, layout_.InputBuffers(), layout_.Inputs(tile));
     pipe->InitBuffer(out_queue_, kBuffers, layout_.Out());
     pipe->InitBuffer(weight_, layout_.Weight(tile));
     pipe->InitBuffer(products_, layout_.Products(tile));
@@ -29,10 +32,15 @@ class Gemv4bit {
   }
 
   __aicore__ inline void Process() {
+    if (tiling_.resident != 0) {
+      Fetch(a_queue_, a_, tiling_.batch * tiling_.resident);
+      a_local_ = a_queue_.DeQue<T>();
+    }
     const int64_t end = tiling_.shares.End(GetBlockIdx());
     for (int64_t row = tiling_.shares.Begin(GetBlockIdx()); row < end; row += kGemvRows) {
       Rows(row, end - row < kGemvRows ? static_cast<uint32_t>(end - row) : kGemvRows);
     }
+    if (tiling_.resident != 0) a_queue_.FreeTensor(a_local_);
     decoder_.Finish();
   }
 
@@ -73,17 +81,20 @@ class Gemv4bit {
   // Adds `count` columns from `column` on, whose first weight is element `begin`.
   __aicore__ inline void Part(int64_t begin, int64_t column, uint32_t count, uint32_t row) {
     decoder_.Fetch(begin, count);
-    LocalTensor<T> a = a_queue_.AllocTensor<T>();
-    for (uint32_t b = 0; b < tiling_.batch; ++b) {
-      CopyIn(a[b * tiling_.decode.tile], a_[b * tiling_.columns + column], count);
+    if (tiling_.resident == 0) {
+      LocalTensor<T> a = a_queue_.AllocTensor<T>();
+      for (uint32_t b = 0; b < tiling_.batch; ++b) {
+        CopyIn(a[b * tiling_.decode.tile], a_[b * tiling_.columns + column], count);
+      }
+      a_queue_.EnQue(a);
     }
-    a_queue_.EnQue(a);
     LocalTensor<float> weight = weight_.Get<float>();
     decoder_.Decode(weight, count);
-    a = a_queue_.DeQue<T>();
+    if (tiling_.resident == 0) a_local_ = a_queue_.DeQue<T>();
     for (uint32_t b = 0; b < tiling_.batch; ++b) {
       LocalTensor<float> products = products_.Get<float>();
-      LocalTensor<T> input = a[b * tiling_.decode.tile];
+      LocalTensor<T> input = tiling_.resident != 0 ? a_local_[b * tiling_.resident + static_cast<uint32_t>(column)]
+                                                   : a_local_[b * tiling_.decode.tile];
       if constexpr (sizeof(T) == sizeof(float)) {
         Mul(products, input, weight, static_cast<int32_t>(count));
       } else {
@@ -96,7 +107,7 @@ class Gemv4bit {
       Add(result, result, SumToBlock(products, count), 8);
       Then();
     }
-    a_queue_.FreeTensor(a);
+    if (tiling_.resident == 0) a_queue_.FreeTensor(a_local_);
   }
 
   // Sums `count` values, a multiple of 8, to the 8 of a data block; overwrites them.
@@ -122,6 +133,7 @@ class Gemv4bit {
   const Gemv4bitLayout layout_;
   Decoder4bit<float> decoder_;
   GlobalTensor<T> a_, out_;
+  LocalTensor<T> a_local_;  // the input, or its part for the tile
   InQueue a_queue_;
   OutQueue out_queue_;
   Scratch weight_, products_, sums_, results_;

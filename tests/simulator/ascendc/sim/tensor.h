@@ -28,6 +28,9 @@ class GlobalTensor {
   // The size is optional in the API; here it is what every access is held against.
   void SetGlobalBuffer(T* data, uint64_t elements) {
     sim::Here().SetCall("SetGlobalBuffer");
+    if (reinterpret_cast<uintptr_t>(data) % sizeof(T) != 0) {
+      sim::Here().Fail("DataCopy", "GM %p is not aligned to its elements", static_cast<const void*>(data));
+    }
     sim::Here().FindRegion(reinterpret_cast<const uint8_t*>(data), elements * sizeof(T));
     data_ = data;
     elements_ = elements;

@@ -59,6 +59,12 @@ void Sizes(std::vector<int64_t>* sizes) {
        {100, 2496, 2560, 2561, 2563, 2567, 2569, 4096, 4992, 7488, 8192, 10000, 97344, 1 << 20, 6230016}) {
     for (int64_t d = -2; d <= 2; ++d) sizes->push_back(n + d);
   }
+  // The weights of SmolLM2-135M, Llama-3-8B and Qwen-Image.
+  constexpr int64_t kShapes[][2] = {{576, 576},    {192, 576},     {1536, 576},  {576, 1536},
+                                    {49152, 576},  {4096, 4096},   {1024, 4096}, {14336, 4096},
+                                    {4096, 14336}, {128256, 4096}, {3072, 3072}, {12288, 3072},
+                                    {3072, 12288}, {18432, 3072},  {3072, 3584}, {64, 3072}};
+  for (const auto& shape : kShapes) sizes->push_back(shape[0] * shape[1]);
   for (const int64_t n : {int64_t{1} << 24, int64_t{1} << 31, int64_t{1} << 32, (int64_t{1} << 32) - 64,
                           int64_t{128256} * 4096 * 9, int64_t{1} << 40, INT64_MAX - 2}) {
     for (int64_t d = -2; d <= 2; ++d) sizes->push_back(n + d);
@@ -97,8 +103,8 @@ int main() {
       }
       for (uint32_t batch = 1; batch <= kGemvBatch; ++batch) {
         for (const bool nested : {false, true}) {
-          const Gemv4bitLayout gemv{{blocksize, 4, nested}, out_size, batch};
           const auto tiling = TileGemv4bit(128256, 8192, batch, blocksize, out_size, nested, kAnyLevels, {40, kUb});
+          const Gemv4bitLayout gemv{{blocksize, 4, nested}, out_size, batch, tiling.resident};
           // Many rows beside the largest blocks do not fit: the caller decodes instead.
           if (blocksize == 4096 && batch * out_size > 12) {
             CHECK(tiling.decode.tile == 0);

@@ -1,4 +1,5 @@
 // Every check of the simulator is shown to fire on a small wrong kernel, and to be silent on the right one.
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -75,6 +76,7 @@ const Wrong kWrong[] = {
     // GM: bounds, and what may be written.
     {"no live argument", [](C c) { c.in.SetGlobalBuffer(reinterpret_cast<float*>(c.in_address), kCount + 1); }},
     {"no live argument", [](C c) { c.in.SetGlobalBuffer(reinterpret_cast<float*>(c.in_address) - 1, kCount); }},
+    {"not aligned to its elements", [](C c) { c.in.SetGlobalBuffer(reinterpret_cast<float*>(c.in_address + 1), 8); }},
     {"1024 elements from 0 on, of 1023",
      [](C c) { DataCopyPad(c.queue.AllocTensor<float>(), c.in[1], Row(kCount), kNoPad); }},
     {"GlobalTensor::GetValue", [](C c) { c.in.GetValue(kCount); }},
@@ -347,6 +349,7 @@ const char* Run(const std::function<void(C)>& kernel, uint32_t blocks, std::stri
 bool Faults(int64_t offset, bool at_end) {
   const pid_t child = fork();
   if (child == 0) {
+    signal(SIGSEGV, SIG_DFL);  // a sanitizer would report it and exit
     sim::Memory memory;
     const float values[5] = {};
     volatile const float* data = reinterpret_cast<float*>(memory.Input(values, sizeof(values), at_end));
