@@ -46,14 +46,13 @@ __aicore__ inline void Fetch(InQueue& queue, const GlobalTensor<T>& src, uint32_
   queue.EnQue(tensor);
 }
 
-// --- Operations with one data block as the second operand
-// -------------------------------------------------------------
+// --- One data block as the second operand ----------------------------------------------------------------------------
 
 // The block is read again for every block of the first operand: its strides are 0. `op` is a name of the API, since a
 // device function cannot be passed.
 #define BNB_WITH_BLOCK(op, dst, src, block, count)                                                             \
   do {                                                                                                         \
-    const uint32_t lanes = kRepeatBytes / sizeof(decltype((dst).GetValue(0)));                                 \
+    const uint32_t lanes = kRepeatBytes / sizeof(T);                                                           \
     const uint32_t repeats = (count) / lanes;                                                                  \
     const BinaryRepeatParams strides{1, 1, 0, 8, 8, 0};                                                        \
     for (uint32_t i = 0; i < repeats; i += kMaxRepeats) {                                                      \
@@ -236,7 +235,12 @@ template <typename T>
 __aicore__ inline LocalTensor<float> Widen(const LocalTensor<T>& in, Scratch& wide, uint32_t count, uint32_t whole) {
   const uint32_t filled = RoundUp(count, kBlockBytes / sizeof(T));  // by CopyIn
   if (filled != whole) {
-    Duplicate(in[filled], static_cast<T>(0.0f), static_cast<int32_t>(whole - filled));
+    if constexpr (sizeof(T) == sizeof(float)) {
+      Duplicate(in[filled], 0.0f, static_cast<int32_t>(whole - filled));
+    } else {  // the bits of zero: bf16 has no scalars on the chip
+      Duplicate(in[filled].template ReinterpretCast<uint16_t>(), static_cast<uint16_t>(0),
+                static_cast<int32_t>(whole - filled));
+    }
     Then();
   }
   if constexpr (sizeof(T) == sizeof(float)) {

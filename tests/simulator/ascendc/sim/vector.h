@@ -532,10 +532,13 @@ void BlockReduce(const char* name, const F& f, const LocalTensor<float>& dst, co
     for (uint32_t block = 0; block < 8; ++block) {
       const uint32_t address = from.At(repeat, block);
       core.Read(address, 32);
-      float value = core.Load<float>(address);
-      for (uint32_t i = 1; i < 8; ++i) value = f(value, core.Load<float>(address + 4 * i));
+      float values[8];
+      for (uint32_t i = 0; i < 8; ++i) values[i] = core.Load<float>(address + 4 * i);
+      for (uint32_t n = 4; n > 0; n /= 2) {  // a tree of neighbours ("BlockReduceSum")
+        for (uint32_t i = 0; i < n; ++i) values[i] = f(values[2 * i], values[2 * i + 1]);
+      }
       core.Write(to + (repeat * step) * 32 + block * 4, 4);
-      core.Store(to + (repeat * step) * 32 + block * 4, value);
+      core.Store(to + (repeat * step) * 32 + block * 4, values[0]);
     }
   }
   core.End(Cycles(repeats * 64, 64));
