@@ -32,7 +32,7 @@ JOBS := $(shell nproc)
 COMMA := ,
 
 NATIVE := CMakeLists.txt $(shell find cmake csrc -type f)
-CPP := $(filter %.h %.cpp,$(NATIVE)) tests/simulator/cann/acl.cpp $(wildcard tests/simulator/torch_npu/csrc/*)
+CPP := $(filter %.h %.cpp,$(NATIVE) $(shell find tests/simulator -type f))
 SETUP := pyproject.toml setup.py requirements/constraints.txt $(NATIVE)
 
 # Only the set-up may use the network.
