@@ -1,12 +1,14 @@
 """Reference of the LLM.int8() operators. Rules: docs/numerics.md; arguments and results: `_ops/int8.py`."""
 
+from collections.abc import Callable
+
 import torch
 
 from ._blocks import by_block, exact_matmul, look_up, read, scale, spans, write
 from ..._ops import register_reference
 from ...formats import INT8_MAX, rows_of
 
-# fp32 sums of products of int8 codes are exact up to 2**24 = 1024 * 128 * 128.
+# fp32 sums of this many products of int8 codes are exact: 1024 * 128 * 128 = 2**24.
 _EXACT_COLUMNS = 1024
 
 
@@ -79,22 +81,32 @@ def int8_embedding(indices: torch.Tensor, A: torch.Tensor, stats: torch.Tensor, 
     return look_up(indices, A.shape[1], dtype, decode)
 
 
-def int8_linear_matmul_out(A: torch.Tensor, B: torch.Tensor, out: torch.Tensor) -> None:
-    # torch._int_mm is not used: on CPUs without VNNI its oneDNN kernel saturates 16-bit sums.
+def exact_product(
+    A: torch.Tensor, B: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """`A @ B.T` of int8 in int32, from `multiply(a, b) = a @ b.T` of parts whose sums are exact in fp32 too."""
     columns = A.shape[-1]
     rows = A.reshape(rows_of(A), columns)
     total = torch.zeros((rows.shape[0], B.shape[0]), dtype=torch.int32, device=A.device)
-    with exact_matmul(A.device):
+    if total.numel():
         for first in range(0, columns, _EXACT_COLUMNS):
             part = slice(first, first + _EXACT_COLUMNS)
-            total += torch.mm(rows[:, part].float(), B[:, part].float().t()).int()
-    out.copy_(total.view(out.shape))
+            total += multiply(rows[:, part], B[:, part])
+    return total.view(*A.shape[:-1], B.shape[0])
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # torch._int_mm is not used: on CPUs without VNNI its oneDNN kernel saturates 16-bit sums.
+    return torch.mm(a.float(), b.float().t()).int()
 
 
 def int8_linear_matmul(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    out = torch.empty((*A.shape[:-1], B.shape[0]), dtype=torch.int32, device=A.device)
-    int8_linear_matmul_out(A, B, out)
-    return out
+    with exact_matmul(A.device):
+        return exact_product(A, B, _multiply)
+
+
+def int8_linear_matmul_out(A: torch.Tensor, B: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(int8_linear_matmul(A, B))
 
 
 def int8_mm_dequant(
