@@ -4,9 +4,9 @@ A backend is a package of this folder, or one that another distribution offers u
 `bitsandbytes.backends` (a function without arguments that registers its kernels with `bitsandbytes._ops.register`).
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import ModuleType
 import warnings
 
 import torch
@@ -19,11 +19,10 @@ _BACKENDS = ("default", "cpu", "npu")
 
 _status: dict[str, tuple[bool, str]] = {}
 
-#: Of backends that depend on what happens after the import: why they cannot be used now, or an empty string.
-_why_not: dict[str, Callable[[], str]] = {}
-
-#: Device type -> raises if the chip cannot compute with a dtype, of backends whose chips differ in that.
-_check_dtype: dict[str, Callable[[str, torch.dtype], None]] = {}
+#: The packages of this folder that were imported. They may have two functions: `why_not()` gives the reason why the
+#: backend cannot be used now, or an empty string, where that depends on what happens after the import; `check_dtype(op,
+#: dtype)` raises if the chip cannot compute with a dtype.
+_loaded: dict[str, ModuleType] = {}
 
 
 def load() -> None:
@@ -37,17 +36,13 @@ def load() -> None:
     """
     for name in _BACKENDS:
         try:
-            backend = import_module(f"{__name__}.{name}")
+            _loaded[name] = import_module(f"{__name__}.{name}")
         except BackendUnavailableError as error:
             if name == "cpu" and _env.CPU_TARGET:
                 raise BackendUnavailableError(f"BNB_CPU_TARGET is '{_env.CPU_TARGET}', but {error}") from None
             _status[name] = (False, str(error))
         else:
             _status[name] = (True, "")
-            if hasattr(backend, "why_not"):
-                _why_not[name] = backend.why_not
-            if hasattr(backend, "check_dtype"):
-                _check_dtype[name] = backend.check_dtype
     for entry in entry_points(group="bitsandbytes.backends"):
         try:
             entry.load()()
@@ -60,7 +55,7 @@ def load() -> None:
 
 def status() -> dict[str, tuple[bool, str]]:
     """Backend name -> (available, why not); the reason is empty where it is available."""
-    now = {name: why_not() for name, why_not in _why_not.items()}
+    now = {name: backend.why_not() for name, backend in _loaded.items() if hasattr(backend, "why_not")}
     return _status | {name: (not why, why) for name, why in now.items()}
 
 
@@ -71,5 +66,6 @@ def check_dtype(op: str, device: torch.device, dtype: torch.dtype) -> None:
         UnsupportedError: It names the chip and what works.
     """
     # torch.compile cannot trace a question to the driver; the operators in what it compiles still ask.
-    if (check := _check_dtype.get(device.type)) is not None and not torch.compiler.is_compiling():
+    check = getattr(_loaded.get(device.type), "check_dtype", None)
+    if check is not None and not torch.compiler.is_compiling():
         check(op, dtype)

@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 import gc
-from importlib import import_module
 from importlib.util import find_spec
 import json
 from pathlib import Path
@@ -73,11 +72,6 @@ def _device(text: str) -> torch.device:
     if device not in (present := info.devices()):
         raise CommandError(f"--device: there is no {text} here, only {', '.join(map(str, present))}")
     return device
-
-
-def _is_simulated(device: torch.device) -> bool:
-    """Whether `device` is one of the stand-in for `torch_npu` that this project tests with, not an Ascend card."""
-    return device.type == "npu" and getattr(import_module("torch_npu"), "is_simulated", False)
 
 
 def _read_text(path: Path) -> str:
@@ -289,7 +283,8 @@ def run(options: argparse.Namespace) -> int:
             gc.collect()  # the model before is gone when the next one is loaded
         bar.close()
 
-    simulated = _is_simulated(device)
+    chip = info.npu_chip() if device.type == "npu" else None
+    simulated = chip is not None and chip["simulated"]
     where = f"{name} on {device}{' (simulated)' if simulated else ''}, {options.dtype}"
     if simulated:
         print(_SIMULATED)

@@ -119,7 +119,6 @@ def forced(tiers: str) -> Iterator[None]:
     Raises:
         UnsupportedError: There is no such tier or operator.
     """
-    global _forced
     before = _forced
     _parse(tiers)
     _set_forced(tiers)
@@ -161,22 +160,17 @@ def choose(op: str, call: Call) -> tuple[Implementation, Choice]:
     for dtype in (call.dtype, call.out_dtype):
         if dtype is not None:
             chips.check_dtype(op, dtype)
-    candidates = implementations[op]
+    by_tier = {candidate.tier: candidate for candidate in implementations[op]}
     for_all, for_one = _parse(_forced)
-    if op in for_one or any(candidate.tier == for_all for candidate in candidates):
-        wanted = for_one.get(op, for_all)
-        candidates = [candidate for candidate in candidates if candidate.tier == wanted]
-        if not candidates:
-            raise UnsupportedError(f"{op}: BNB_NPU_IMPL asks for '{wanted}', which it does not have")
-        if why := candidates[0].supports.refusal(call):
-            raise UnsupportedError(f"{op}: BNB_NPU_IMPL asks for '{wanted}', which refuses: {why}")
+    wanted = for_one.get(op) or (for_all if for_all in by_tier else "")
     refused: dict[str, str] = {}
-    for candidate in candidates:
-        why = candidate.supports.refusal(call)
+    for tier in [wanted] if wanted else by_tier:
+        why = by_tier[tier].supports.refusal(call) if tier in by_tier else "the operator does not have it"
         if not why:
-            return candidate, Choice(op, chips.chip().name, candidate.tier, refused)
-        refused[candidate.tier] = why
-    raise AssertionError(f"{op}: the reference takes everything")
+            return by_tier[tier], Choice(op, chips.chip().name, tier, refused)
+        refused[tier] = why
+    # Only a tier that was asked for gets here: the reference takes everything.
+    raise UnsupportedError(f"{op}: BNB_NPU_IMPL asks for '{wanted}', which refuses: {refused[wanted]}")
 
 
 def _reader(op: str) -> Callable[[tuple[Any, ...]], Call]:
