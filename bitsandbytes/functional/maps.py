@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import UnsupportedError
-from ..formats import CODEBOOKS, MAP_SIZE, create_dynamic_map
+from ..formats import CODEBOOKS, MAP_SIZE, codebook, create_dynamic_map
 
 # AbnormalFloat4 for blocks of 64, Yoshida 2023, arXiv:2306.06965, in descending order.
 _AF4_64 = (
@@ -129,15 +129,11 @@ def table(name: str, device: torch.device) -> torch.Tensor:
     """
     # What a mode or a compiler sees may be no real tensor, and must not stay.
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return _make_table(name, device)
-    return _shared_table(name, device).clone()
-
-
-def _make_table(name: str, device: torch.device) -> torch.Tensor:
-    return name2qmap[name].to(device, copy=True) if name in name2qmap else get_4bit_type(name, device)
+        return get_4bit_type(name, device) if name in CODEBOOKS else name2qmap[name].to(device, copy=True)
+    return (codebook(name, device) if name in CODEBOOKS else _shared_map(name, device)).clone()
 
 
 @functools.cache
-def _shared_table(name: str, device: torch.device) -> torch.Tensor:
+def _shared_map(name: str, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
-        return _make_table(name, device)
+        return name2qmap[name].to(device)
