@@ -105,10 +105,10 @@ struct Weight4 {
   int64_t BlockStart(int64_t block) const { return block << log2_blocksize; }
   // The block behind the last that has elements before `end`.
   int64_t BlockEnd(int64_t end) const { return (end + BlockStart(1) - 1) >> log2_blocksize; }
+  bool RowsStartBlocks(int64_t k) const { return k % BlockStart(1) == 0; }
   // The most blocks that `count` elements of a row of k have, from a multiple of `count` on.
   int64_t MostBlocks(int64_t k, int64_t count) const {
-    const bool aligned = k % BlockStart(1) == 0;  // rows start at blocks
-    return aligned ? BlockEnd(count) : BlockEnd(count - 1) + 1;
+    return RowsStartBlocks(k) ? BlockEnd(count) : BlockEnd(count - 1) + 1;
   }
 };
 
@@ -154,7 +154,7 @@ class Chunks {
   Chunks(const Weight4& w, int64_t k)
       : blocks_(w.blocks),
         shift_(w.log2_blocksize - kLog2Group),
-        aligned_(k % w.BlockStart(1) == 0),
+        aligned_(w.RowsStartBlocks(k)),
         lanes_(hn::ShiftRightSame(hn::Iota(u32, 0), shift_)),
         whole_(FirstBlocks(kLanes)),
         rest_(k % kChunk / kGroup),
