@@ -197,9 +197,10 @@ constexpr Gemv4bitTiling TileGemv4bit(int64_t rows, int64_t columns, uint32_t ba
           columns, batch, resident};
 }
 
-// --- quantize_4bit ---------------------------------------------------------------------------------------------------
+// --- Quantising ------------------------------------------------------------------------------------------------------
 
-struct Quantize4bitLayout {
+// What both ways of quantising keep in the UB.
+struct QuantizeLayout {
   uint32_t blocksize;
   uint32_t in_size;  // bytes of an element of the input
 
@@ -210,15 +211,24 @@ struct Quantize4bitLayout {
   BNB_AICORE constexpr uint32_t Granule() const { return blocksize < 64 ? 64 : blocksize; }
   BNB_AICORE constexpr uint32_t In(uint32_t tile) const { return tile * in_size; }
   BNB_AICORE constexpr uint32_t Values(uint32_t tile) const { return tile * 4; }
-  BNB_AICORE constexpr uint32_t Packed(uint32_t tile) const { return tile / 2; }
   BNB_AICORE constexpr uint32_t Statistic(uint32_t tile) const { return RoundUp(tile / blocksize, 64) * 4; }
-  BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const { return tile * 6; }
   BNB_AICORE constexpr uint32_t Mask(uint32_t tile) const { return tile / 8; }
 
+  // The queues of the input and of the statistics, and what the computation needs.
+  constexpr uint32_t Shared(uint32_t tile) const {
+    return 2 * (In(tile) + Statistic(tile)) + (in_size == 4 ? 0 : Values(tile)) + kMasks * Mask(tile) +
+           kStatistics * Statistic(tile);
+  }
+};
+
+// --- quantize_4bit ---------------------------------------------------------------------------------------------------
+
+struct Quantize4bitLayout : QuantizeLayout {
+  BNB_AICORE constexpr uint32_t Packed(uint32_t tile) const { return tile / 2; }
+  BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const { return tile * 6; }
+
   constexpr uint32_t Bytes(uint32_t tile) const {
-    const uint32_t queues = 2 * (In(tile) + Packed(tile) + Statistic(tile));
-    return queues + (in_size == 4 ? 0 : Values(tile)) + Scratch(tile) + kMasks * Mask(tile) +
-           kStatistics * Statistic(tile) + 3 * kBlockBytes;
+    return Shared(tile) + 2 * Packed(tile) + Scratch(tile) + 3 * kBlockBytes;
   }
 };
 
@@ -232,7 +242,7 @@ struct Quantize4bitTiling {
 
 constexpr Quantize4bitTiling TileQuantize4bit(int64_t n, uint32_t blocksize, uint32_t in_size, bool fp4,
                                               const float* points, const Platform& platform) {
-  const Quantize4bitLayout layout{blocksize, in_size};
+  const Quantize4bitLayout layout{{blocksize, in_size}};
   const uint32_t smallest = blocksize < 256 ? 256 : blocksize;
   const uint32_t most = kNestedBlock * blocksize < kMaxTile ? kNestedBlock * blocksize : kMaxTile;
   Quantize4bitTiling tiling{MakeShares(n, Unit4(blocksize), platform.cores),
@@ -284,25 +294,12 @@ constexpr DequantizeBlockwiseTiling TileDequantizeBlockwise(int64_t n, uint32_t 
 
 // --- quantize_blockwise ----------------------------------------------------------------------------------------------
 
-struct QuantizeBlockwiseLayout {
-  uint32_t blocksize;
-  uint32_t in_size;  // bytes of an element of the input
-
-  static constexpr uint32_t kMasks = kPoints4 + 1;
-  static constexpr uint32_t kStatistics = 3;
-
-  BNB_AICORE constexpr uint32_t Granule() const { return blocksize < 64 ? 64 : blocksize; }
-  BNB_AICORE constexpr uint32_t In(uint32_t tile) const { return tile * in_size; }
-  BNB_AICORE constexpr uint32_t Values(uint32_t tile) const { return tile * 4; }
+struct QuantizeBlockwiseLayout : QuantizeLayout {
   BNB_AICORE constexpr uint32_t Codes(uint32_t tile) const { return tile; }
-  BNB_AICORE constexpr uint32_t Statistic(uint32_t tile) const { return RoundUp(tile / blocksize, 64) * 4; }
   BNB_AICORE constexpr uint32_t Scratch(uint32_t tile) const { return tile * 12; }
-  BNB_AICORE constexpr uint32_t Mask(uint32_t tile) const { return tile / 8; }
 
   constexpr uint32_t Bytes(uint32_t tile) const {
-    const uint32_t queues = 2 * (In(tile) + Codes(tile) + Statistic(tile)) + kMapSize * 4;
-    return queues + (in_size == 4 ? 0 : Values(tile)) + Scratch(tile) + kMasks * Mask(tile) +
-           kStatistics * Statistic(tile) + kBlockBytes;
+    return Shared(tile) + 2 * Codes(tile) + kMapSize * 4 + Scratch(tile) + kBlockBytes;
   }
 };
 
@@ -315,7 +312,7 @@ struct QuantizeBlockwiseTiling {
 // For blocksizes up to 4096: the largest magnitude of a block is found within a tile.
 constexpr QuantizeBlockwiseTiling TileQuantizeBlockwise(int64_t n, uint32_t blocksize, uint32_t in_size,
                                                         const Platform& platform) {
-  const QuantizeBlockwiseLayout layout{blocksize, in_size};
+  const QuantizeBlockwiseLayout layout{{blocksize, in_size}};
   const uint32_t smallest = blocksize < 256 ? 256 : blocksize;
   return {MakeShares(n, Unit4(blocksize), platform.cores), LargestTile(smallest, 8192, layout, platform), blocksize};
 }

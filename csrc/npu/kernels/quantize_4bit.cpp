@@ -12,7 +12,7 @@ template <typename T>
 class Quantize4bit {
  public:
   __aicore__ inline Quantize4bit(TPipe* pipe, const Quantize4bitTiling& tiling)
-      : pipe_(pipe), tiling_(tiling), layout_{tiling.blocksize, sizeof(T)} {}
+      : pipe_(pipe), tiling_(tiling), layout_{{tiling.blocksize, sizeof(T)}} {}
 
   __aicore__ inline void Init(GM_ADDR values, GM_ADDR packed, GM_ADDR absmax) {
     const int64_t n = tiling_.shares.n;

@@ -13,7 +13,7 @@ template <typename T>
 class QuantizeBlockwise {
  public:
   __aicore__ inline QuantizeBlockwise(TPipe* pipe, const QuantizeBlockwiseTiling& tiling)
-      : pipe_(pipe), tiling_(tiling), layout_{tiling.blocksize, sizeof(T)} {}
+      : pipe_(pipe), tiling_(tiling), layout_{{tiling.blocksize, sizeof(T)}} {}
 
   __aicore__ inline void Init(GM_ADDR values, GM_ADDR points, GM_ADDR codes, GM_ADDR absmax) {
     const int64_t n = tiling_.shares.n;

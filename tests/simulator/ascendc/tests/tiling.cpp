@@ -115,11 +115,11 @@ int main() {
           CHECK(gemv.Results() / kBlockBytes / 8 <= 255);
         }
       }
-      const QuantizeBlockwiseLayout blockwise{blocksize, out_size};
+      const QuantizeBlockwiseLayout blockwise{{blocksize, out_size}};
       const auto by_map = TileQuantizeBlockwise(123456789, blocksize, out_size, {40, kUb});
       CHECK(by_map.tile >= blockwise.Granule() && blockwise.Bytes(by_map.tile) + kReservedUb <= kUb);
       CheckTiles(by_map.shares, by_map.tile);
-      const Quantize4bitLayout layout{blocksize, out_size};
+      const Quantize4bitLayout layout{{blocksize, out_size}};
       for (const uint32_t ub : {kUb, kUb - 256, 2 * kUb}) {
         for (const bool fp4 : {false, true}) {
           const auto tiling = TileQuantize4bit(123456789, blocksize, out_size, fp4, kAnyLevels, {40, ub});
