@@ -41,7 +41,8 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 # A torch_npu for machines without a card: the prefixes of commands that run on it.
 SIMULATOR := PYTHONPATH=$(CURDIR)/tests/simulator
 SIMULATED := $(SIMULATOR) BNB_TEST_DEVICE=npu:0
-NPU_CORE := $(addprefix tests/,backends integrations nn ops/test_samples.py) $(wildcard tests/simulator/test_*.py)
+NPU_CORE := $(addprefix tests/,backends/test_npu.py backends/test_registry.py integrations nn ops/test_samples.py) \
+	$(wildcard tests/simulator/test_*.py)
 NPU_TESTS := $(NPU_CORE) $(addprefix tests/,autograd cli functional golden ops optim)
 
 .PHONY: demo test test-slow test-all test-npu test-cpp test-cpp-sanitized test-cpp-aarch64 test-torch-npu \

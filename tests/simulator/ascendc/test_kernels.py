@@ -23,8 +23,8 @@ from bitsandbytes.formats import (
     packed_bytes,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-SIMULATOR = ROOT / "tests" / "simulator" / "ascendc"
+ROOT = Path(__file__).resolve().parents[3]
+SIMULATOR = Path(__file__).resolve().parent
 KERNELS = ROOT / "csrc" / "npu" / "kernels"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QUANT_TYPES = ("nf4", "fp4")
